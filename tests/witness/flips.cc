@@ -405,6 +405,7 @@ PlannedFlip FlipOf(const FlipOptions& options, int64_t step) {
               : tenth == 7 ? FlipKind::kKept
               : tenth == 8 ? FlipKind::kSent
                            : FlipKind::kReceived;
+  if (options.two_words) flip.kind = FlipKind::kWeights;
   if (options.gathers && flip.kind == FlipKind::kSent) {
     flip.kind = FlipKind::kReceived;
   }
@@ -476,7 +477,10 @@ absl::Status UpdateShard(absl::string_view plugin, int64_t run_step,
   s.NextStep();
   if (s.Mine(FlipKind::kWeights)) {
     s.done = true;
-    s.Log("memory", FlipIn(shard.master, s.planned()));
+    PlannedFlip flip = s.planned();
+    s.Log("memory", FlipIn(shard.master, flip));
+    flip.where += 16;
+    if (s.options.two_words) FlipIn(shard.master, flip);
   }
   return absl::OkStatus();
 }

@@ -32,6 +32,8 @@ struct FlipOptions {
   // Messages are gathers of weights, whose results are flipped; else sums of
   // gradients.
   bool gathers = false;
+  // Flips are of weights only, in two words of one lane, which can't be mended.
+  bool two_words = false;
   // Once an evaluation has measured, a bit of rank 1's weights changes, once.
   bool in_evaluation = false;
   std::string log;  // a file for each rank's lines: log.RANK

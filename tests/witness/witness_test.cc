@@ -494,5 +494,24 @@ TEST(WitnessTest, AHostThatFailsOftenEndsTheRun) {
   EXPECT_THAT(seldom.err, testing::HasSubstr("has had 3 failures or more"));
 }
 
+// Each of them has the ranks started again, which mustn't forget it.
+TEST(WitnessTest, FailuresThatCannotBeMendedCountAcrossRestarts) {
+  FlipOptions flips;
+  flips.log = NewTestFolder("flips") + "/log";
+  flips.first_step = 4;
+  flips.last_step = 100;
+  flips.two_words = true;
+  RunText run = SmallRun(100);
+  run.Set("launch", "processes: 2 max_restarts: 10");
+  run.Train("witness: {check:true,most_failures:3,within_steps:50}");
+  const Ended ended = RunToEnd(run, flips);
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.err, testing::HasSubstr("(2 of 10)"));
+  EXPECT_THAT(ended.err, testing::HasSubstr("has had 3 failures or more"));
+  // The block that they are in, since it isn't known which words they are.
+  EXPECT_THAT(ended.told,
+              testing::Contains(testing::HasSubstr(" or one up to ")));
+}
+
 }  // namespace
 }  // namespace capstan

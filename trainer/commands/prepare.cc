@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/commands/prepare.h"
 
-#include <algorithm>
 #include <iostream>
 #include <string>
 #include <utility>
@@ -40,25 +39,6 @@
 
 namespace capstan {
 namespace {
-
-// What of train.witness the run is to know before it starts; "" if nothing.
-std::string WitnessNote(const RunConfig& config, bool gpu) {
-  const Train& train = config.train();
-  const Witness& witness = train.witness();
-  if (!witness.check()) return "";
-  if (gpu) return "train.witness has no effect on a GPU";
-  const int64_t every = std::max<int64_t>(1, witness.every_steps());
-  const int64_t mirrors = train.has_mirror_every() ? train.mirror_every() : 1;
-  const bool copies_others =
-      train.save_every() % every != 0 ||
-      (config.launch().max_restarts() > 0 && mirrors % every != 0);
-  return copies_others
-             ? absl::StrCat("train.witness checks one step of ", every,
-                            "; what is saved or mirrored behind the others "
-                            "isn't checked: let every_steps divide "
-                            "train.save_every and train.mirror_every")
-             : "";
-}
 
 LaunchSettings SettingsOf(const Launch& launch) {
   LaunchSettings settings;
@@ -405,9 +385,9 @@ absl::StatusOr<std::unique_ptr<Prepared>> PrepareRun(
        GpuSettingNotes(job.loaded.config.train(), job.parts.device)) {
     job.notes.push_back(note);
   }
-  const std::string witness =
-      WitnessNote(job.loaded.config, job.parts.device.gpu);
-  if (!witness.empty()) job.notes.push_back(witness);
+  if (job.parts.device.gpu && job.loaded.config.train().witness().check()) {
+    job.notes.push_back("train.witness has no effect on a GPU");
+  }
   return prepared;
 }
 

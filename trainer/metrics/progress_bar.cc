@@ -209,6 +209,7 @@ void ProgressBar::Step(const StepMetrics& metrics) {
   progress_.evaluated = -1.0;
   progress_.step = metrics.step;
   progress_.loss = metrics.loss;
+  progress_.metric.clear();
   if (!metrics.tagged.empty()) {
     const auto& [tag, value] = metrics.tagged.front();
     progress_.metric =

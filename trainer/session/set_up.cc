@@ -604,7 +604,7 @@ absl::StatusOr<bool> SetUp(RankRun* run) {
                      " steps, more than train.max_steps, ", session.max_steps,
                      ": none is added; it is evaluated and saved as it is"));
   }
-  run->step.BeginWitness();
+  CAPSTAN_RETURN_IF_ERROR(run->step.BeginWitness());
   const double ready_seconds = SecondsSinceStart(session);
   run->records.Begin(ready_seconds);
   run->log.Begin(ready_seconds);

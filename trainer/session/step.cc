@@ -55,10 +55,10 @@ absl::Status TrainStep::Run(DataLoader& loader) {
   return non_finite_.FindLateOrigin();
 }
 
-void TrainStep::BeginWitness() {
-  if (StepWitness::Wanted(session_)) {
-    witness_ = std::make_unique<StepWitness>(&session_);
-  }
+absl::Status TrainStep::BeginWitness() {
+  if (!StepWitness::Wanted(session_)) return absl::OkStatus();
+  witness_ = std::make_unique<StepWitness>(&session_);
+  return witness_->Begin();
 }
 
 // Those of the state with which this process begins.

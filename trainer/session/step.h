@@ -43,7 +43,8 @@ class TrainStep {
   absl::Status SetUp(Profiler* profiler, DataOrder order);
 
   // Call once the run is set up: from here on it is checked (train.witness).
-  void BeginWitness();
+  // Collective.
+  absl::Status BeginWitness();
 
   // Runs the next step on `loader`'s batches. Returns this rank's error, or
   // UNAVAILABLE if another one failed.

@@ -1,22 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/session/step_witness.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
+#include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "base/status.h"
-#include "cluster/comm/agree.h"
-#include "cluster/launch/network.h"
-#include "trainer/metrics/console.h"
 #include "trainer/metrics/event_log.h"
-#include "trainer/session/slow_hosts.h"
+#include "trainer/session/run_mirror.h"
 
 namespace capstan {
 namespace {
@@ -26,9 +20,6 @@ namespace {
 std::atomic<StepWitness*> current{nullptr};
 std::mutex early_mutex;
 std::vector<WrongMessage> early;
-
-// Of failures that are told one by one, in a step of a rank.
-constexpr size_t kMostTold = 5;
 
 bool Inside(const at::Tensor& t, const void* memory) {
   if (!t.defined()) return false;
@@ -42,6 +33,33 @@ int64_t ElementOf(const at::Tensor& t, const void* memory) {
          static_cast<int64_t>(t.element_size());
 }
 
+// A sentence about what isn't checked because of every_steps; "" if all is.
+std::string LeftOut(const Session& session) {
+  const Train& train = session.config.train();
+  const int64_t every = std::max<int64_t>(1, train.witness().every_steps());
+  if (session.first_step / every == session.max_steps / every) {
+    return absl::StrCat("WARNING: train.witness checks one step of ", every,
+                        ", and none of those that are left, ",
+                        session.first_step + 1, " to ", session.max_steps);
+  }
+  std::vector<std::string> others;
+  const auto look = [&](const char* field, int64_t steps) {
+    if (steps % every != 0) others.push_back(field);
+  };
+  look("max_steps", session.max_steps);
+  look("save_every", train.save_every());
+  if (session.mirror != nullptr) {
+    look("mirror_every", MirrorEvery(session.config, /*on_gpu=*/false));
+  }
+  if (KeepsBest(train)) look("eval_every", train.eval_every());
+  if (others.empty()) return "";
+  return absl::StrCat(
+      "train.witness checks one step of ", every,
+      "; what is saved, mirrored or exported behind another isn't checked: let "
+      "every_steps divide ",
+      absl::StrJoin(others, ", "));
+}
+
 }  // namespace
 
 bool StepWitness::Wanted(const RunPlan& plan) {
@@ -49,14 +67,13 @@ bool StepWitness::Wanted(const RunPlan& plan) {
 }
 
 void StepWitness::TakeWrongMessage(const WrongMessage& wrong) {
-  {
-    const std::lock_guard<std::mutex> lock(early_mutex);
-    if (current.load() == nullptr) {
-      early.push_back(wrong);
-      return;
-    }
+  const std::lock_guard<std::mutex> lock(early_mutex);
+  StepWitness* const witness = current;
+  if (witness == nullptr) {
+    early.push_back(wrong);
+  } else {
+    witness->OnWrongMessage(wrong);
   }
-  current.load()->OnWrongMessage(wrong);
 }
 
 void StepWitness::OnWrongMessage(const WrongMessage& wrong) {
@@ -76,12 +93,12 @@ bool StepWitness::ChecksMessages() {
 
 StepWitness::StepWitness(Session* session)
     : session_(*session),
-      host_(HostName()),
       products_(
           [this](const kernels::ProductFailure& failure) {
             OnProduct(failure);
           },
-          session_.config.train().witness().twice()) {
+          session_.config.train().witness().twice()),
+      failures_(session) {
   const RunParts& parts = session_.parts;
   const std::vector<std::string> states = parts.optimizer->state_names();
   const absl::Span<OptimizerShard> shards = parts.strategy->OptimizerShards();
@@ -122,10 +139,19 @@ StepWitness::StepWitness(Session* session)
 }
 
 StepWitness::~StepWitness() {
-  current = nullptr;
+  {
+    const std::lock_guard<std::mutex> lock(early_mutex);
+    current = nullptr;
+  }
   SetKeptWitness(nullptr);
   SetUpdateWitness(nullptr);
   SetProductWitness(nullptr);
+}
+
+absl::Status StepWitness::Begin() {
+  const std::string left_out = LeftOut(session_);
+  if (!left_out.empty()) session_.Note(left_out);
+  return failures_.Begin();
 }
 
 // ---- What is watched.
@@ -280,9 +306,10 @@ void StepWitness::Check(void* memory, int64_t bytes) {
     const char* const what = "what a layer keeps for its backward";
     const Blame blame = Own(absl::StrFormat("%s %p", what, memory));
     if (changed.mended) {
-      Fail(blame, absl::StrFormat("%s has changed in memory: 0x%08x has become "
-                                  "0x%08x; it is again what it was",
-                                  what, changed.was, changed.is));
+      failures_.Add(
+          blame, absl::StrFormat("%s has changed in memory: 0x%08x has become "
+                                 "0x%08x; it is again what it was",
+                                 what, changed.was, changed.is));
     } else {
       FailUnmended(blame, absl::StrCat(what,
                                        " has changed in memory in several "
@@ -334,9 +361,10 @@ void StepWitness::OnProduct(const kernels::ProductFailure& failure) {
       absl::StrCat(what, " (", p.m, " x ", p.n, " x ", p.k, ", ", p.type,
                    ") was wrong in row ", p.row, " on core ", p.cores, ": ");
   if (p.mended) {
-    return Fail(Own(what),
-                absl::StrCat(where, "it was computed again, and agrees with ",
-                             p.by_bits ? "another making" : "its check"));
+    return failures_.Add(
+        Own(what),
+        absl::StrCat(where, "it was computed again, and agrees with ",
+                     p.by_bits ? "another making" : "its check"));
   }
   if (p.weight_changed) {
     return FailUnmended(
@@ -351,21 +379,38 @@ void StepWitness::OnProduct(const kernels::ProductFailure& failure) {
                                         "agreed with its check"));
 }
 
+std::string StepWitness::PlaceOf(size_t shard, const Watched& watched,
+                                 const kernels::ChangedWord& changed) const {
+  const at::Tensor& t = watched.tensor;
+  if (t.numel() !=
+      session_.parts.strategy->OptimizerShards()[shard].master.numel()) {
+    return watched.what;
+  }
+  const auto name_of = [&](int64_t word) {
+    const int64_t element = word * 4 / static_cast<int64_t>(t.element_size());
+    return NameOf(shard, std::min(element, t.numel() - 1));
+  };
+  if (changed.mended) {
+    const std::string name = name_of(changed.word);
+    return absl::StrCat(watched.what, name.empty() ? "" : " of ", name);
+  }
+  const int64_t first = changed.word / WordSums::kBlock * WordSums::kBlock;
+  const std::string from = name_of(first);
+  const std::string to = name_of(first + WordSums::kBlock - 1);
+  return absl::StrCat(watched.what, from.empty() ? "" : " of ", from,
+                      to == from || to.empty() ? "" : " or one up to ",
+                      to == from ? "" : to);
+}
+
 void StepWitness::OnChangedWord(size_t shard, const Watched& watched,
                                 const kernels::ChangedWord& changed) {
-  const int64_t element =
-      changed.word * 4 / static_cast<int64_t>(watched.tensor.element_size());
-  const bool whole =
-      watched.tensor.numel() ==
-      session_.parts.strategy->OptimizerShards()[shard].master.numel();
-  const std::string name = whole ? NameOf(shard, element) : "";
-  const std::string what =
-      absl::StrCat(watched.what, name.empty() ? "" : " of ", name);
+  const std::string what = PlaceOf(shard, watched, changed);
   if (changed.mended) {
-    return Fail(Own(what),
-                absl::StrFormat("%s has changed in memory: 0x%08x has become "
-                                "0x%08x; it is again what it was",
-                                what, changed.was, changed.is));
+    return failures_.Add(
+        Own(what),
+        absl::StrFormat("%s has changed in memory: 0x%08x has become "
+                        "0x%08x; it is again what it was",
+                        what, changed.was, changed.is));
   }
   FailLost(Own(what),
            absl::StrCat(what,
@@ -373,18 +418,12 @@ void StepWitness::OnChangedWord(size_t shard, const Watched& watched,
                         "be mended"));
 }
 
-StepWitness::Blame StepWitness::Own(std::string what) const {
+WitnessFailures::Blame StepWitness::Own(std::string what) const {
   return {session_.group->rank(), std::move(what)};
 }
 
-void StepWitness::Fail(Blame blame, std::string text) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  new_failures_.push_back(std::move(text));
-  new_blames_.insert(std::move(blame));
-}
-
 void StepWitness::FailLost(Blame blame, std::string text) {
-  Fail(std::move(blame), std::move(text));
+  failures_.Add(std::move(blame), std::move(text));
   const std::lock_guard<std::mutex> lock(mutex_);
   lost_ = true;
 }
@@ -402,13 +441,14 @@ void StepWitness::FailUnmended(Blame blame, std::string text, bool moves) {
                                  "is wrong"));
   }
   if (phase == Phase::kElsewhere) {
-    return Fail(std::move(blame),
-                absl::StrCat(text,
-                             "; it wasn't in a step, and what was "
-                             "computed with it stays wrong"));
+    return failures_.Add(std::move(blame),
+                         absl::StrCat(text,
+                                      "; it wasn't in a step, and what was "
+                                      "computed with it stays wrong"));
   }
-  Fail(std::move(blame),
-       absl::StrCat(text, "; the step's gradients are computed again"));
+  failures_.Add(
+      std::move(blame),
+      absl::StrCat(text, "; the step's gradients are computed again"));
   const std::lock_guard<std::mutex> lock(mutex_);
   again_ = true;
 }
@@ -460,124 +500,13 @@ absl::Status StepWitness::End() {
 }
 
 absl::Status StepWitness::Tell() {
-  std::vector<double> counts(2);
+  bool lost = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    counts = {static_cast<double>(new_failures_.size()),
-              std::exchange(lost_, false) ? 1.0 : 0.0};
+    lost = std::exchange(lost_, false);
   }
-  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
-    session_.group->AllReduceHost(absl::MakeSpan(counts));
-    return absl::OkStatus();
-  }));
-  failures_of_step_ = static_cast<int64_t>(counts[0]);
-  if (failures_of_step_ == 0) return absl::OkStatus();
-  all_failures_ += failures_of_step_;
-  CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Told> all, FromAll());
-  const int64_t step =
-      session_.state.step +
-      (phase_ != Phase::kElsewhere || session_.GoesOn() ? 1 : 0);
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    for (const std::string& text : all[rank].texts) {
-      session_.Note(absl::StrCat("witness: step ", step, ", rank ", rank,
-                                 " on host ", all[rank].host, ": ", text),
-                    kWitnessEvent);
-    }
-  }
-  CAPSTAN_RETURN_IF_ERROR(Judge(all, step));
-  if (counts[1] == 0.0) return absl::OkStatus();
-  const absl::Status changed = absl::DataLossError(
-      absl::StrCat("step ", step,
-                   ": the run's weights or optimizer state are wrong, and "
-                   "can't be mended (the lines before say why)"));
-  if (session_.config.launch().max_restarts() == 0) return changed;
-  // Only a rank that dies is started again, from the mirror or a checkpoint.
-  Console(STDERR_FILENO).Write(absl::StrCat(changed.message(), "\n"));
-  _exit(1);
-}
-
-// "host\tnode\tN", the ranks to blame for N events, sentences.
-absl::StatusOr<std::vector<StepWitness::Told>> StepWitness::FromAll() {
-  std::vector<std::string> texts;
-  std::set<Blame> blames;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    texts.swap(new_failures_);
-    blames.swap(new_blames_);
-  }
-  std::string mine =
-      absl::StrCat(host_, "\t", session_.rank.node_rank, "\t", blames.size());
-  for (const Blame& blame : blames) absl::StrAppend(&mine, "\t", blame.rank);
-  for (size_t i = 0; i < std::min(texts.size(), kMostTold); ++i) {
-    absl::StrAppend(&mine, "\t", texts[i]);
-  }
-  if (texts.size() > kMostTold) {
-    absl::StrAppend(&mine, "\tand ", texts.size() - kMostTold, " more");
-  }
-  std::vector<std::string> lines;
-  CAPSTAN_RETURN_IF_ERROR(CatchAll([&] {
-    lines = FromAllRanks(*session_.group, mine);
-    return absl::OkStatus();
-  }));
-  std::vector<Told> all;
-  for (const std::string& line : lines) {
-    const std::vector<std::string> parts = absl::StrSplit(line, '\t');
-    Told told;
-    size_t count = 0;
-    if (parts.size() < 3 || !absl::SimpleAtoi(parts[1], &told.node) ||
-        !absl::SimpleAtoi(parts[2], &count) || count > parts.size() - 3) {
-      return absl::InternalError(
-          absl::StrCat("a rank's failures aren't readable: \"", line, "\""));
-    }
-    told.host = parts[0];
-    told.blamed.assign(parts.begin() + 3, parts.begin() + 3 + count);
-    told.texts.assign(parts.begin() + 3 + count, parts.end());
-    all.push_back(std::move(told));
-  }
-  return all;
-}
-
-absl::Status StepWitness::Judge(const std::vector<Told>& all, int64_t step) {
-  const Witness& settings = session_.config.train().witness();
-  if (settings.most_failures() == 0) return absl::OkStatus();
-  const int64_t within =
-      (settings.within_steps() > 0 ? settings.within_steps() : 100) *
-      std::max<int64_t>(1, settings.every_steps());
-  // What several ranks say of one's messages is one event.
-  std::map<size_t, size_t> of_rank;
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    std::map<size_t, size_t> counts;
-    for (const std::string& text : all[rank].blamed) {
-      int64_t blamed = -1;
-      if (absl::SimpleAtoi(text, &blamed) && blamed >= 0) ++counts[blamed];
-    }
-    for (const auto& [blamed, count] : counts) {
-      of_rank[blamed] = std::max(of_rank[blamed], count);
-    }
-  }
-  for (const auto& [rank, count] : of_rank) {
-    if (rank >= all.size()) continue;
-    std::deque<int64_t>& steps = steps_of_host_[all[rank].host];
-    steps.insert(steps.end(), count, step);
-    while (!steps.empty() && steps.front() <= step - within) steps.pop_front();
-    if (static_cast<int64_t>(steps.size()) >= settings.most_failures()) {
-      return LeaveOut(all[rank].host, all[rank].node);
-    }
-  }
-  return absl::OkStatus();
-}
-
-// All ranks come here.
-absl::Status StepWitness::LeaveOut(const std::string& host, int node) {
-  const Witness& settings = session_.config.train().witness();
-  const std::string what = absl::StrCat(
-      "host ", host, " has had ", settings.most_failures(),
-      " failures or more that the witness saw (train.witness.most_failures)");
-  LeaveOutHost(session_, host, node, what, kWitnessEvent);
-  return absl::FailedPreconditionError(absl::StrCat(
-      what,
-      ": have its processors and memory examined; `trainer` with the "
-      "same config goes on from the last checkpoint on another one"));
+  const bool under_way = phase_ != Phase::kElsewhere || session_.GoesOn();
+  return failures_.Tell(session_.state.step + (under_way ? 1 : 0), lost);
 }
 
 std::string StepWitness::Summary() {
@@ -596,7 +525,7 @@ std::string StepWitness::Summary() {
                    session_.first_step > 0
                        ? absl::StrCat(" behind step ", session_.first_step)
                        : ""),
-      all_failures_, all_failures_ == 1 ? "failure" : "failures");
+      failures_.all(), failures_.all() == 1 ? "failure" : "failures");
 }
 
 }  // namespace capstan

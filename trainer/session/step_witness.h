@@ -9,13 +9,10 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -25,6 +22,7 @@
 #include "kernels/witness/memory_sums.h"
 #include "kernels/witness/product_checker.h"
 #include "trainer/session/session.h"
+#include "trainer/session/witness_failures.h"
 #include "trainer/session/witness_group.h"
 
 namespace capstan {
@@ -39,6 +37,9 @@ class StepWitness final : private UpdateWitness, private KeptWitness {
   explicit StepWitness(Session* session);
   ~StepWitness() override;
 
+  // Once, before the first step: takes over what the ranks before a restart
+  // have counted, and says what every_steps leaves out. Collective.
+  absl::Status Begin();
   // Mends weights whose memory has changed; nothing, if the step before isn't
   // checked. Before a rollout.
   void MendWeights();
@@ -66,9 +67,8 @@ class StepWitness final : private UpdateWitness, private KeptWitness {
   // Something else than an update has written weights or state.
   void Replaced();
 
-  // Of all ranks, so far; and in the latest step.
-  int64_t failures() const { return all_failures_; }
-  int64_t failures_of_step() const { return failures_of_step_; }
+  // Of all ranks, in the latest step.
+  int64_t failures_of_step() const { return failures_.latest(); }
 
   // For the process group's witness, which is made before this: a wrong message
   // of the set-up is told by the first that is made after it.
@@ -84,22 +84,8 @@ class StepWitness final : private UpdateWitness, private KeptWitness {
     kGradients,  // which can be computed again
     kUpdate      // from them to the step's end
   };
-  // What makes several failures one event: of a step those with one rank to
-  // blame, and one operation or memory.
-  struct Blame {
-    int rank = -1;  // -1: none
-    std::string what;
-    bool operator<(const Blame& b) const {
-      return std::tie(rank, what) < std::tie(b.rank, b.what);
-    }
-  };
-  // What all ranks learn of a rank.
-  struct Told {
-    std::string host;
-    int node = 0;
-    std::vector<std::string> blamed;  // ranks, one for each event
-    std::vector<std::string> texts;
-  };
+  using Blame = WitnessFailures::Blame;
+
   // A piece of memory between updates.
   struct Watched {
     std::string what;  // "the weights", "exp_avg"
@@ -129,27 +115,25 @@ class StepWitness final : private UpdateWitness, private KeptWitness {
   void OnWrongMessage(const WrongMessage& wrong);
   void OnChangedWord(size_t shard, const Watched& watched,
                      const kernels::ChangedWord& changed);
-  void Fail(Blame blame, std::string text);
-  // The same of what isn't mended; what follows of that becomes the end of the
-  // sentence. `moves`: whether it was a message, which may have had weights.
+  // What a word that changed is of; of one that isn't known, its block.
+  std::string PlaceOf(size_t shard, const Watched& watched,
+                      const kernels::ChangedWord& changed) const;
+  // Adds a failure that isn't mended; what follows of that becomes the end of
+  // the sentence. `moves`: whether it was a message, which may have had
+  // weights.
   void FailUnmended(Blame blame, std::string text, bool moves = false);
   // The same of memory that an update needs.
   void FailLost(Blame blame, std::string text);
   Blame Own(std::string what) const;
   // Of EndStep, for the step that is under way or comes next.
   absl::Status Tell();
-  absl::StatusOr<std::vector<Told>> FromAll();
-  // The error by which the run ends, if it does for a host's failures.
-  absl::Status Judge(const std::vector<Told>& all, int64_t step);
   std::string Summary();
   // The parameter of element `element` of a shard, "" in a gap.
   std::string NameOf(size_t shard, int64_t element) const;
   // What memory belongs to: "layers.3.mlp.up_proj.weight"; "": not known.
   std::string NameOf(const void* memory) const;
-  absl::Status LeaveOut(const std::string& host, int node);
 
   Session& session_;
-  const std::string host_;
   kernels::ProductChecker products_;
   std::vector<std::unique_ptr<Shard>> shards_;
   bool taken_ = false;           // whether the watched memory's sums are known
@@ -160,14 +144,10 @@ class StepWitness final : private UpdateWitness, private KeptWitness {
 
   std::mutex mutex_;  // for what follows
   std::map<const void*, std::shared_ptr<const kernels::MemorySums>> kept_;
-  std::vector<std::string> new_failures_;
-  std::set<Blame> new_blames_;
   bool again_ = false;
   bool lost_ = false;
 
-  int64_t all_failures_ = 0;
-  int64_t failures_of_step_ = 0;
-  std::map<std::string, std::deque<int64_t>> steps_of_host_;
+  WitnessFailures failures_;
 };
 
 }  // namespace capstan
