@@ -88,25 +88,69 @@ kill_rank() {
     xargs -r kill -KILL 2>/dev/null || true
 }
 
-# The run all others are compared with.
-reference() {
-  "$trainer" --config="$config" --set launch.processes=4 \
-    --set output_dir="$work/reference" >"$work/reference.log" 2>&1 ||
-    { cat "$work/reference.log" >&2; exit 1; }
+# Of runs that last as long as what a test does to them, however fast the machine is.
+readonly until_told=(--set train.max_steps=1000000 --set train.control=true)
+
+# go_on FOLDER: waits until the run there has done some more steps.
+go_on() {
+  local before lines i
+  for ((i = 0; i < 6000; i++)); do
+    lines=$({ cat "$1/metrics.jsonl" 2>/dev/null || true; } | wc -l)
+    [ "$lines" -le $((${before:=$lines} + 20)) ] || return 0
+    # sleeps: polls
+    sleep 0.01
+  done
 }
 
-# expect_same NAME FOLDER: the curve and the weights of the reference.
+# end_after STEP FOLDER: tells such a run there, which has begun, to end after STEP or, if
+# it is beyond that already, after twice as many, and so on. Prints after which one it ends.
+end_after() {
+  local step=$1 folder=$2 answer i
+  for (( ; ; step *= 2)); do
+    echo "{\"id\": \"end$step\", \"do\": \"max_steps\", \"value\": $step}" \
+      >>"$folder/control.jsonl"
+    answer=
+    for ((i = 0; i < 6000; i++)); do
+      answer=$(grep -F "\"id\":\"end$step\"" "$folder/events.jsonl") && break
+      # sleeps: polls
+      sleep 0.02
+    done
+    case $answer in
+      "")
+        echo "the run in $folder isn't told its end" >&2
+        exit 1
+        ;;
+      *'"refused: '*) ;;
+      *)
+        echo "$step"
+        return
+        ;;
+    esac
+  done
+}
+
+# The run all others are compared with, in reference.STEPS; [STEPS]: another one than that
+# of 20 steps, unless it is there.
+reference() {
+  local out="$work/reference.${1:-20}"
+  [ ! -d "$out" ] || return 0
+  "$trainer" --config="$config" --set launch.processes=4 --set train.max_steps="${1:-20}" \
+    --set output_dir="$out" >"$out.log" 2>&1 || { cat "$out.log" >&2; exit 1; }
+}
+
+# expect_same NAME FOLDER [STEPS]: the curve and the weights of the reference.
 expect_same() {
-  python3 - "$1" "$work/reference" "$2" <<'PY' | tee -a "$table"
+  reference "${3:-20}"
+  python3 - "$1" "$work/reference.${3:-20}" "$2" "${3:-20}" <<'PY' | tee -a "$table"
 import hashlib, json, sys
-name, *folders = sys.argv[1:]
+name, *folders, steps = sys.argv[1:]
 def read(folder):
     losses = [json.loads(line) for line in open(folder + "/metrics.jsonl")]
     losses = {m["step"]: m["loss"] for m in losses if "loss" in m}
     weights = open(folder + "/final/model.safetensors", "rb").read()
     return losses, hashlib.sha256(weights).hexdigest()
 (a, weights_a), (b, weights_b) = map(read, folders)
-assert len(a) == 20 and a.keys() == b.keys(), (sorted(a), sorted(b))
+assert len(a) == int(steps) and a.keys() == b.keys(), (sorted(a), sorted(b))
 worst = max(abs(a[k] - b[k]) for k in a)
 same = "the same weights" if weights_a == weights_b else "OTHER WEIGHTS"
 print(f"{name:44} {worst:9.1e}  {same}  {weights_b[:16]}")

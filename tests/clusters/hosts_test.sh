@@ -34,7 +34,8 @@ on() {
   CAPSTAN_HOST_ID=${hosts[$k]} timeout 150 ip netns exec "${hosts[$k]}" "$@"
 }
 
-# both NAME OUT PROCESSES FUNCTION: FUNCTION k starts the run on host k.
+# both NAME OUT FUNCTION FLAG..: FUNCTION k starts the run on host k, which has 20 steps,
+# or those in OUT.end.
 both() {
   local name=$1 out="$work/$2" start=$3 k starts=()
   shift 3
@@ -46,7 +47,7 @@ both() {
   for k in 0 1; do
     wait "${starts[$k]}" || { cat "$out.$k.log" >&2; fail "$name"; return 0; }
   done
-  expect_same "$name" "$out"
+  expect_same "$name" "$out" "$(cat "$out.end" 2>/dev/null || echo 20)"
 }
 
 reference
@@ -79,10 +80,13 @@ killed() {
         done
         kill_rank "${hosts[$victim]}"
       done <<<$'3 0\n8 1\n13 0'
+      end_after 20 "$work/killed" >"$work/killed.end"
     ) &
   fi
   on "$k" "$trainer" --nodes=2 --node_rank="$k" --rendezvous="${ips[0]}:29520" \
-    --set launch.processes=2 --set launch.max_restarts=20 --set train.save_every=1 "$@"
+    --set launch.processes=2 --set launch.max_restarts=20 --set train.save_every=1 \
+    "${until_told[@]}" "$@" || return
+  wait
 }
 both "ours, two hosts, ranks killed three times" killed killed
 expect_text "$work/killed.0.log" "starting the ranks again (3 of 20)" "restarted from step"
@@ -93,7 +97,8 @@ for k in 0 1; do
   CAPSTAN_HOST_ID=${hosts[$k]} timeout 150 ip netns exec "${hosts[$k]}" "$trainer" \
     --nodes=2 --node_rank="$k" --rendezvous="${ips[0]}:29521" --config="$config" \
     --set output_dir="$work/gone" --set launch.processes=2 --set train.save_every=1 \
-    --set launch.max_restarts=9 --set launch.min_processes=2 >"$work/gone.$k.log" 2>&1 &
+    --set launch.max_restarts=9 --set launch.min_processes=2 "${until_told[@]}" \
+    >"$work/gone.$k.log" 2>&1 &
 done
 for _ in $(seq 3000); do
   [ "$(cat "$work/gone/metrics.jsonl" 2>/dev/null | wc -l)" -ge 5 ] && break
@@ -101,10 +106,12 @@ for _ in $(seq 3000); do
   sleep 0.02
 done
 ip netns pids "${hosts[1]}" | xargs -r kill -KILL
+steps=$(end_after 20 "$work/gone")
 wait
+reference "$steps"
 expect_text "$work/gone.0.log" "going on without host 1: 2 ranks are left" "completed" \
   "goes on with the run's global batch of 8 = micro 2 x 2 ranks x accumulation 2"
-python3 - "$work/reference" "$work/gone" <<'PY' || fail "the run without host 1"
+python3 - "$work/reference.$steps" "$work/gone" <<'PY' || fail "the run without host 1"
 import json, sys
 def losses(folder):
     lines = [json.loads(line) for line in open(folder + "/metrics.jsonl")]

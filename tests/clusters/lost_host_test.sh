@@ -15,7 +15,6 @@ if [ -z "${OWN_SHARED_MEMORY:-}" ]; then
 fi
 mount -t tmpfs none /dev/shm
 
-readonly steps=150
 readonly net="cam$$"
 hosts=()
 stop_cluster() {
@@ -40,8 +39,8 @@ for k in 0 1 2; do
 done
 before=$(ls /dev/shm | wc -l)
 
-# start NAME HOSTS RANKS PORT FLAG..: a run on so many hosts with RANKS each; its
-# processes' ids are in `started`.
+# start NAME HOSTS RANKS PORT FLAG..: a run on so many hosts with RANKS each, until told;
+# its processes' ids are in `started`.
 start() {
   local name=$1 count=$2 ranks=$3 port=$4 k
   shift 4
@@ -50,7 +49,7 @@ start() {
     CAPSTAN_HOST_ID=${hosts[$k]} timeout 120 ip netns exec "${hosts[$k]}" "$trainer" \
       --nodes="$count" --node_rank="$k" --rendezvous="10.213.78.1:$port" \
       --config="$config" --set output_dir="$work/$name" --set launch.processes="$ranks" \
-      --set train.max_steps="$steps" --set launch.max_restarts=50 "$@" \
+      --set launch.max_restarts=50 "${until_told[@]}" "$@" \
       >"$work/$name.$k.log" 2>&1 &
     started+=($!)
   done
@@ -67,9 +66,20 @@ reach() {
   fail "$1 doesn't reach step $2"
   tail -n 20 "$work/$1".*.log >&2
 }
-# same NAME REFERENCE MOST: the curve, within MOST; 0: and the weights.
+# undisturbed RANKS STEPS: a run of so many, in undisturbedRANKS.STEPS, unless it is there;
+# of four ranks, or of three with another global batch.
+undisturbed() {
+  local out="$work/undisturbed$1.$2"
+  [ ! -d "$out" ] || return 0
+  "$trainer" --config="$config" --set launch.processes="$1" --set train.max_steps="$2" \
+    --set batch.global_batch_size=$(($1 == 4 ? 8 : 12)) --set output_dir="$out" \
+    >"$out.log" 2>&1 || { cat "$out.log" >&2; exit 1; }
+}
+# same NAME RANKS STEPS MOST: the curve of the undisturbed one, within MOST; 0: and the
+# weights.
 same() {
-  python3 - "$work/$2" "$work/$1" "$3" "$1" <<'PY' | tee -a "$table"
+  undisturbed "$2" "$3"
+  python3 - "$work/undisturbed$2.$3" "$work/$1" "$4" "$1" <<'PY' | tee -a "$table"
 import hashlib, json, sys
 *folders, most, name = sys.argv[1:]
 def read(folder):
@@ -104,14 +114,6 @@ kill_host() {
   ip link set "$net.$1" down
 }
 
-# Undisturbed: four ranks, and three with another global batch.
-for ranks in 4 3; do
-  "$trainer" --config="$config" --set launch.processes=$ranks \
-    --set output_dir="$work/undisturbed$ranks" --set train.max_steps=$steps \
-    --set batch.global_batch_size=$((ranks == 4 ? 8 : 12)) \
-    >"$work/undisturbed$ranks.log" 2>&1 || { cat "$work/undisturbed$ranks.log" >&2; exit 1; }
-done
-
 # Ranks of both hosts die: the same bits.
 for strategy in ddp zero2 fsdp; do
   start "killed_$strategy" 2 2 29541 --set "strategy=capstan.$strategy"
@@ -119,9 +121,10 @@ for strategy in ddp zero2 fsdp; do
     reach "killed_$strategy" "$at"
     kill_rank "${hosts[$victim]}"
   done <<<$'20 0\n60 1\n100 0'
+  steps=$(end_after 150 "$work/killed_$strategy")
   wait "${started[@]}"
   expect_text "$work/killed_$strategy.0.log" "(3 of 50)" "completed"
-  same "killed_$strategy" undisturbed4 0
+  same "killed_$strategy" 4 "$steps" 0
   lost "killed_$strategy" 0 100
 done
 
@@ -133,10 +136,11 @@ for victim in 1 0; do
   reach "$name" 40
   at=$(lines "$name")
   kill_host "$victim"
+  steps=$(end_after 150 "$work/$name")
   wait 2>/dev/null
   expect_text "$work/$name.$left.log" "going on without host $victim: 2 ranks are left" \
     "global batch of 8 = micro 2 x 2 ranks x accumulation 2" "completed"
-  same "$name" undisturbed4 1e-4
+  same "$name" 4 "$steps" 1e-4
   lost "$name" "$left" "$at"
   ip link set "$net.$victim" up
 done
@@ -151,12 +155,13 @@ reach three 70
 lost three 1 "$at"
 at=$(lines three)
 kill_host 1
+steps=$(end_after 150 "$work/three")
 wait 2>/dev/null
 expect_text "$work/three.1.log" "going on without host 0: 2 ranks are left"
 expect_text "$work/three.2.log" "going on without host 0: 2 ranks are left" \
   "going on without host 0: 1 rank is left" "completed"
 lost three 2 "$at"
-same three undisturbed3 1e-4
+same three 3 "$steps" 1e-4
 
 # The leader's host of three that may come and go is cut off: the others go on, nothing is
 # written beside them, and once it reaches them again it follows the new leader.
@@ -168,7 +173,7 @@ for k in 0 1 2; do
     --rendezvous=10.213.78.1:29544 --config="$config" --set output_dir="$work/cut" \
     --set launch.processes=1 --set launch.max_processes=3 --set launch.nodes=3 \
     --set launch.max_restarts=50 \
-    --set launch.return_seconds=5 --set train.max_steps=5000 >"$work/cut.$k.log" 2>&1 &
+    --set launch.return_seconds=5 "${until_told[@]}" >"$work/cut.$k.log" 2>&1 &
   started+=($!)
   # The first one leads.
   [ "$k" -gt 0 ] || await_port 29544 ip netns exec "${hosts[0]}"

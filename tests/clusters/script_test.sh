@@ -110,8 +110,8 @@ if command -v slurmctld >/dev/null && [ "$(id -u)" -eq 0 ]; then
   ended "script for SLURM" slurm $status
 
   # SIGTERM, as the scheduler sends it before the end of a job's time.
-  script slurm requeued --nodes=2 --processes=2 --set train.max_steps=400 \
-    --set train.save_every=100000
+  script slurm requeued --nodes=2 --processes=2 --set train.save_every=100000 \
+    "${until_told[@]}"
   job=$(sbatch --parsable --overcommit -o "$work/requeued.log" "$work/requeued.script")
   for _ in $(seq 200); do
     [ -s "$work/requeued/metrics.jsonl" ] && break
@@ -120,18 +120,32 @@ if command -v slurmctld >/dev/null && [ "$(id -u)" -eq 0 ]; then
   done
   scancel --signal=TERM "$job.0" || fail "scancel --signal"
   for _ in $(seq 300); do
+    [ "$(squeue -h -j "$job" -o %t)" = PD ] && break
+    # sleeps: polls
+    sleep 0.1
+  done
+  # SLURM would wait two minutes.
+  scontrol update JobId="$job" StartTime=now
+  for _ in $(seq 300); do
+    grep -qF '"kind":"resume"' "$work/requeued/events.jsonl" && break
+    # sleeps: polls
+    sleep 0.2
+  done
+  # Only then it reads what it is told.
+  go_on "$work/requeued"
+  steps=$(end_after 400 "$work/requeued")
+  for _ in $(seq 300); do
     [ -e "$work/requeued/final/model.safetensors" ] && break
     # sleeps: polls
     sleep 0.2
   done
-  "$trainer" --config="$config" --set launch.processes=4 --set train.max_steps=400 \
-    --set output_dir="$work/undisturbed" >/dev/null 2>&1
+  reference "$steps"
   if [ "$(scontrol show job "$job" | grep -o 'Restarts=[0-9]*')" != "Restarts=1" ]; then
     cat "$work/requeued.log" >&2
     fail "the job wasn't requeued"
   fi
   cmp "$work/requeued/final/model.safetensors" \
-    "$work/undisturbed/final/model.safetensors" ||
+    "$work/reference.$steps/final/model.safetensors" ||
     { cat "$work/requeued.log" >&2; fail "a requeued job's weights"; }
 fi
 end

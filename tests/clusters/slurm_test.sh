@@ -58,25 +58,16 @@ sbatch --wait -N2 -n4 --ntasks-per-node=2 --overcommit -o /dev/null "$work/job.s
 expect_same "sbatch, 2 nodes" "$work/job"
 
 # A job that is requeued three times in the midst: it saves each time, and goes on.
-# Long enough that SLURM is in time.
-"$trainer" --config="$config" --set launch.processes=4 --set train.max_steps=2000 \
-  --set output_dir="$work/long" >"$work/long.log" 2>&1 || fail "the long reference"
 cat >"$work/requeued.sh" <<SCRIPT
 #!/bin/sh
 exec srun --kill-on-bad-exit=0 --overcommit "$work/rank" --set output_dir="$work/requeued" \
-  --set train.max_steps=2000 --set train.resume=AUTO >>"$work/requeued.log" 2>&1
+  ${until_told[*]} --set train.resume=AUTO >>"$work/requeued.log" 2>&1
 SCRIPT
-lines() { { cat "$work/requeued/metrics.jsonl" 2>/dev/null || true; } | wc -l; }
 state() { squeue -h -j "$job" -o %t 2>/dev/null || true; }
 job=$(sbatch --parsable --requeue --open-mode=append -N2 -n4 --ntasks-per-node=2 \
   --overcommit -o /dev/null "$work/requeued.sh")
 for _ in 1 2 3; do
-  before=$(lines)
-  for _ in $(seq 3000); do
-    [ "$(lines)" -gt $((before + 20)) ] && break
-    # sleeps: polls
-    sleep 0.01
-  done
+  go_on "$work/requeued"
   scontrol requeue "$job" || { fail "the job ended too early"; break; }
   for _ in $(seq 200); do
     [ "$(state)" = PD ] && break
@@ -86,13 +77,16 @@ for _ in 1 2 3; do
   # SLURM would wait two minutes.
   scontrol update JobId="$job" StartTime=now
 done
+go_on "$work/requeued"
+steps=$(end_after 200 "$work/requeued")
 for _ in $(seq 1800); do
   # sleeps: polls
   case "$(state)" in PD | R | CG) sleep 0.1 ;; *) break ;; esac
 done
 [ "$(grep -c "saved in" "$work/requeued.log")" -ge 3 ] ||
   { cat "$work/requeued.log" >&2; fail "the job wasn't stopped three times"; }
-python3 - "$work/long" "$work/requeued" <<'PY' || fail "the requeued job"
+reference "$steps"
+python3 - "$work/reference.$steps" "$work/requeued" <<'PY' || fail "the requeued job"
 import json, sys
 def losses(folder):
     lines = [json.loads(line) for line in open(folder + "/metrics.jsonl")]

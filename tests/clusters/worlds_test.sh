@@ -12,14 +12,14 @@ stop_cluster() { kill -KILL "${host[@]}" 2>/dev/null || true; }
 port=29580
 while ss -ltn | grep -q ":$port "; do port=$((port + 1)); done
 
-settings=(--config="$config" --set train.max_steps=900 --set train.deterministic=true
+settings=(--config="$config" --set train.deterministic=true
   --set batch.micro_batch_size=1 --set batch.global_batch_size=12 --set launch.processes=1)
 
 # start NAME FLAG..: a host of the run in $out.
 start() {
   local name=$1
   shift
-  CAPSTAN_HOST_ID="$name" setsid timeout 150 "$trainer" "${settings[@]}" \
+  CAPSTAN_HOST_ID="$name" setsid timeout 150 "$trainer" "${settings[@]}" "${until_told[@]}" \
     --rendezvous="127.0.0.1:$port" --set launch.max_processes=4 \
     --set launch.max_restarts=50 --set output_dir="$out" "$@" >"$out.$name.log" 2>&1 &
   host[$name]=$!
@@ -55,9 +55,6 @@ trainer_of() { pgrep -P "${host[$1]}" -f "$trainer" | head -n 1; }
 # kill_host NAME: launcher and ranks, as when the machine goes.
 kill_host() { kill -KILL -- "-${host[$1]}" 2>/dev/null; }
 
-"$trainer" "${settings[@]}" --set launch.processes=2 --set output_dir="$work/reference" \
-  >"$work/reference.log" 2>&1 || { cat "$work/reference.log" >&2; exit 1; }
-
 out="$work/run"
 start a
 # Of two that start at once either may lead.
@@ -85,6 +82,8 @@ start f
 said "host f has come"
 at 350
 kill -TERM "$(trainer_of d)" "$(trainer_of e)"
+wait "${host[d]}" "${host[e]}" || true
+steps=$(end_after 400 "$out")
 wait "${host[c]}" && fail "a host that left" || [ $? -eq 143 ] || fail "its exit code"
 wait "${host[f]}" || fail "the run"
 expect_text "$out.a.log" "has come: going on with 3 hosts, 3 ranks" \
@@ -94,6 +93,9 @@ expect_text "$out.c.log" "is gone: going on with" \
   "SIGTERM: this host leaves the run" "this host has left the run"
 expect_text "$out.d.log" "was killed by signal 9 (SIGKILL): going on with"
 
+"$trainer" "${settings[@]}" --set launch.processes=2 --set train.max_steps="$steps" \
+  --set output_dir="$work/reference" >"$work/reference.log" 2>&1 ||
+  { cat "$work/reference.log" >&2; exit 1; }
 python3 - "$work/reference" "$out" <<'PY' || fail "the run isn't the undisturbed one"
 import hashlib, json, sys
 def read(folder):
@@ -125,10 +127,11 @@ PY
 
 # A host with another config isn't taken in, and doesn't disturb.
 out="$work/other"
-start a --set launch.max_processes=2 --set train.max_steps=100
+start a --set launch.max_processes=2
 at 10
-start b --set launch.max_processes=2 --set train.max_steps=101
+start b --set launch.max_processes=2 --set train.max_steps=999999
 wait "${host[b]}" && fail "a host with another config"
 expect_text "$out.b.log" "this host's config isn't that of the run's other hosts"
+end_after 100 "$out" >/dev/null
 wait "${host[a]}" || fail "the run beside it"
 end

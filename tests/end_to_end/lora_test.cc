@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -14,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
+#include "tests/testing/told_end.h"
 
 namespace capstan {
 namespace {
@@ -250,9 +252,10 @@ TEST(LoraTest, ACheckpointKnowsItsBaseToo) {
 }
 
 // Trains an adapter whose base's weights become those of `change`, while the
-// run has the file open. The run's output is *out.
+// run has the file open. The run's output is *out; it ends after step *end.
 TrainerResult TrainAsBaseChanges(
-    const std::function<void(std::string* bytes)>& change, std::string* out) {
+    const std::function<void(std::string* bytes)>& change, std::string* out,
+    int64_t* end) {
   const std::string base = NewTestFolder("base");
   for (const char* name : {"/config.json", "/model.safetensors"}) {
     fs::copy_file(Base() + name, base + name);
@@ -265,18 +268,20 @@ TrainerResult TrainAsBaseChanges(
           .Set("model", absl::StrCat("[plugin/capstan.llama.Config] { "
                                      "pretrained: \"",
                                      base, "\" }"))
-          .Train("max_steps: 200 log_every: 1")
+          .Train(absl::StrCat(kUntilTold, " log_every: 1"))
           .Output(*out);
   TrainerProcess process({"--config=" + run.File()});
   EXPECT_TRUE(process.WaitUntil(
       [&] { return CountLines(*out + "/metrics.jsonl") >= 2; }));
   change(&bytes);
   fs::rename(WriteText(base + "/others", bytes), weights);
+  *end = EndAfter(20, *out, &process);
   return process.Wait();
 }
 
 TEST(LoraTest, AFinalFolderThatIsAnotherModelIsRemoved) {
   std::string out;
+  int64_t end = 0;
   const TrainerResult result = TrainAsBaseChanges(
       [](std::string* bytes) {
         // Float32 of the other sign, of the last matrices.
@@ -284,16 +289,17 @@ TEST(LoraTest, AFinalFolderThatIsAnotherModelIsRemoved) {
           (*bytes)[i] = static_cast<char>((*bytes)[i] ^ 0x80);
         }
       },
-      &out);
+      &out, &end);
   ExpectOneError(result, {out + "/final", "isn't the model that was trained"});
   EXPECT_FALSE(fs::exists(out + "/final"));
-  EXPECT_EQ(CheckpointSteps(out).back(), 200);
+  EXPECT_EQ(CheckpointSteps(out).back(), end);
 }
 
 TEST(LoraTest, AFinalFolderStaysIfItsBaseCantBeRead) {
   std::string out;
+  int64_t end = 0;
   const TrainerResult result = TrainAsBaseChanges(
-      [](std::string* bytes) { bytes->resize(bytes->size() / 2); }, &out);
+      [](std::string* bytes) { bytes->resize(bytes->size() / 2); }, &out, &end);
   ExpectOneError(result, {out + "/final", "stays as it is"});
   EXPECT_TRUE(fs::exists(out + "/final/adapter_model.safetensors"));
 }

@@ -20,6 +20,7 @@
 #include "absl/strings/str_split.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
+#include "tests/testing/told_end.h"
 
 namespace capstan {
 namespace {
@@ -181,8 +182,7 @@ class ControlTest : public ::testing::Test {
  protected:
   // Far more steps than the test takes.
   explicit ControlTest(const std::string& more = "")
-      : run_(SmallRun().Train(
-            absl::StrCat("max_steps: 1000000 control: true ", more))),
+      : run_(SmallRun().Train(absl::StrCat(kUntilTold, " ", more))),
         folder_(run_.output()) {}
 
   static int Steps(const std::string& folder) {
@@ -249,13 +249,12 @@ TEST_F(ControlTest, EndsAfterAnotherStep) {
   ASSERT_TRUE(process.WaitUntil([this] { return Steps(folder_) >= 3; }));
   Ask(R"({"id": "early", "do": "max_steps", "value": 1})");
   EXPECT_THAT(Answer(process, "early"), HasSubstr("steps already"));
-  const int end = Steps(folder_) + 40;
-  Ask(absl::StrCat(R"({"id": "end", "do": "max_steps", "value": )", end, "}"));
-  EXPECT_THAT(
-      Answer(process, "end"),
-      HasSubstr(absl::StrCat("ends after step ", end, " instead of 1000000")));
+  const int64_t end = EndAfter(Steps(folder_) + 40, folder_, &process);
   const TrainerResult result = process.Wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(
+      Events(folder_, "control").back()["text"],
+      HasSubstr(absl::StrCat("ends after step ", end, " instead of 1000000")));
   EXPECT_EQ(ReadMetrics(folder_).losses().size(), end);
   EXPECT_EQ(ReadJson(folder_ + "/summary.json")["status"], "completed");
   EXPECT_THAT(CheckpointSteps(folder_), Contains(end));
@@ -272,22 +271,22 @@ TEST_F(ControlTest, EndsAfterAnotherStep) {
 
 TEST_F(ControlTest, ARestartKeepsTheNewEnd) {
   const RunText run = RunText(run_)
-                          .Train("max_steps: 60 save_every: 20")
+                          .Train("max_steps: 300 save_every: 20")
                           .Set("launch", "processes: 2 max_restarts: 1");
   TrainerProcess process({"--config=" + run.File()});
   ASSERT_TRUE(process.WaitUntil([this] { return Steps(folder_) >= 1; }));
-  Ask(R"({"id": "more", "do": "max_steps", "value": 400})");
-  EXPECT_THAT(Answer(process, "more"), HasSubstr("after step 400"));
+  Ask(R"({"id": "more", "do": "max_steps", "value": 700})");
+  EXPECT_THAT(Answer(process, "more"), HasSubstr("after step 700"));
   Ask(R"({"id": "once", "do": "save"})");
   EXPECT_THAT(Answer(process, "once"), HasSubstr("being saved"));
-  ASSERT_TRUE(process.WaitUntil([this] { return Steps(folder_) >= 80; }));
+  ASSERT_TRUE(process.WaitUntil([this] { return Steps(folder_) >= 320; }));
   const std::vector<pid_t> ranks = process.Children();
   ASSERT_EQ(ranks.size(), 2);
   kill(ranks[1], SIGKILL);
   const TrainerResult result = process.Wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(Events(folder_, "restart").size(), 1);
-  EXPECT_EQ(ReadMetrics(folder_).losses().size(), 400);
+  EXPECT_EQ(ReadMetrics(folder_).losses().size(), 700);
   // What was done isn't done again.
   int answers = 0;
   for (const Json& event : Events(folder_, "control")) {

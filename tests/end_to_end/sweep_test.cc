@@ -156,9 +156,12 @@ TEST(SweepTest, HalvingEndsIfNoPointCanBeJudged) {
 }
 
 TEST(SweepTest, AStoppedSweepGoesOn) {
-  const SweepFile sweep(absl::StrCat(kRates, "most_at_once: 1 seed: [1, 2]"),
-                        "max_steps: 60 eval_every: 30 save_every: 10");
-  const std::string second = sweep.output + "/runs/01-learning_rate_1e_9-seed2";
+  // The second run has far more steps left than are done until it is told.
+  const SweepFile sweep(
+      "setting { field: \"train.max_steps\" value: \"6\" value: \"600\" "
+      "value: \"8\" } most_at_once: 1",
+      "eval_every: 300 save_every: 10");
+  const std::string second = sweep.output + "/runs/02-max_steps_600-seed1";
   TrainerProcess process(sweep.Words());
   ASSERT_TRUE(process.WaitUntil([&] { return NewestStep(second) > 0; }));
   process.Signal(SIGINT);
@@ -168,12 +171,12 @@ TEST(SweepTest, AStoppedSweepGoesOn) {
   EXPECT_THAT(stopped.err, AllOf(HasSubstr("stopped during the sweep"),
                                  HasSubstr("--resume --output_dir=")));
   EXPECT_THAT(stopped.out,
-              AllOf(HasSubstr("run 1 of 4  learning_rate=1e-9 seed 1  step 60"),
-                    HasSubstr("run 2 of 4  learning_rate=1e-9 seed 2  stopped"),
+              AllOf(HasSubstr("run 1 of 3  max_steps=6 seed 1  step 6"),
+                    HasSubstr("run 2 of 3  max_steps=600 seed 1  stopped"),
                     Not(HasSubstr("failed"))));
   EXPECT_FALSE(fs::exists(sweep.output + "/report.json"));
   const std::string first =
-      sweep.output + "/runs/01-learning_rate_1e_9-seed1/summary.json";
+      sweep.output + "/runs/01-max_steps_6-seed1/summary.json";
   const auto time = fs::last_write_time(first);
   const TrainerResult result =
       sweep.Run({"--resume", "--output_dir=" + sweep.output});

@@ -32,9 +32,10 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Enough of them that a run outlasts two kills on a fast machine: between two
-// there are 0.3 s at most, and a step may take 5 ms.
-constexpr int kSteps = 160;
+// Far more than are done until the second of a run's kills, each of which comes
+// after kMostWaited steps at most and the time of a few.
+constexpr int kSteps = 80;
+constexpr int kMostWaited = 5;
 constexpr char kWeights[] = "/final/model.safetensors";
 
 RunText SmallRun(const std::string& strategy, int ranks) {
@@ -137,14 +138,18 @@ TEST_P(RestartTest, KilledRanksChangeNothing) {
     // the launcher knows of a step more.
     const int before = CountLines(metrics);
     if (in_a_row > 0 || draw(3) > 0) {
-      const int wanted = before + 3 + draw(3);
+      const int wanted = before + kMostWaited - 2 + draw(3);
       // A restart may take lines back.
       process.WaitUntil([&] { return CountLines(metrics) >= wanted; });
       in_a_row = 0;
     } else {
       ++in_a_row;
-      // sleeps: a random moment
-      usleep(draw(300000));
+      // A random moment, which a fast run's end doesn't come before.
+      const double until = process.Seconds() + 1e-6 * draw(300000);
+      process.WaitUntil([&] {
+        return process.Seconds() >= until ||
+               CountLines(metrics) >= before + kMostWaited;
+      });
     }
     // sleeps: a random moment
     usleep(draw(5000));

@@ -88,11 +88,15 @@ OMP_NUM_THREADS=1 nice "$trainer" --config="$folder/run.pbtxt" \
 pid=$!
 metrics=$folder/out/metrics.jsonl
 seconds=$SECONDS
+pause=${SOAK_SECONDS:-0.1} before=
 while kill -0 "$pid" 2>/dev/null; do
-  sleep "${SOAK_SECONDS:-0.1}"
+  sleep "$pause"
   step=$(tail -n 1 "$metrics" 2>/dev/null |
     sed -n 's/^{"step": \([0-9]*\),.*/\1/p') || true
   [ -n "$step" ] || continue
+  # A run that is fast is measured as often as can be, or there were too few of them.
+  [ $((step - ${before:-$step})) -le $((steps / 45)) ] || pause=0
+  before=$step
   kib=0 descriptors=0 threads=0 processes=0
   for process in $pid $(pgrep -P "$pid" || true); do
     held=$(awk '/^RssAnon|^RssShmem/ { kib += $2 } /^Threads/ { n = $2 }

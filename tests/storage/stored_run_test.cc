@@ -27,6 +27,7 @@
 #include "tests/testing/placed_ranks.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
+#include "tests/testing/told_end.h"
 
 namespace capstan {
 namespace {
@@ -70,6 +71,13 @@ class StoredRunTest : public ::testing::Test {
 
   // Where the server keeps the run of Address().
   std::string Stored() const { return server_->Objects() + "/runs/a"; }
+
+  // Where a host that has trained one run keeps it.
+  static std::string OnDisk(const TrainerOptions& host) {
+    const fs::path runs =
+        host.environment.at("CAPSTAN_STORAGE_FOLDER") + "/runs";
+    return fs::directory_iterator(runs)->path().string();
+  }
 
   // What is wrong with the store's checkpoints: nothing may be, at any time.
   std::vector<std::string> Broken() const {
@@ -115,8 +123,7 @@ TEST_P(AnyStoreRunTest, AllOfARunIsInTheStore) {
   EXPECT_THAT(CheckpointSteps(Stored()), ElementsAre(4, 6));
   EXPECT_THAT(Broken(), IsEmpty());
   // Bit by bit what the run has left on its disk.
-  const fs::path runs = host.environment.at("CAPSTAN_STORAGE_FOLDER") + "/runs";
-  const std::string local = fs::directory_iterator(runs)->path().string();
+  const std::string local = OnDisk(host);
   EXPECT_THAT(fs::path(local).filename().string(),
               ::testing::HasSubstr("-bucket-runs-a-"));
   std::map<std::string, std::string> left = Snapshot(local);
@@ -176,7 +183,7 @@ TEST_F(StoredRunTest, RunsDontTouchEachOthersFolders) {
   ASSERT_EQ(Train(inner, host).exit_code, 0);
   const auto before = Snapshot(Stored() + "/b");
   const RunText outer =
-      SmallRun().Train("max_steps: 2000 save_every: 100 resume: AUTO");
+      SmallRun().Train("max_steps: 1000000 save_every: 100 resume: AUTO");
   TrainerProcess process({"--config=" + outer.File()}, host);
   ASSERT_TRUE(process.WaitUntil([&] { return NewestStep(Stored()) > 0; }))
       << process.Err();
@@ -356,13 +363,15 @@ TEST_F(StoredRunTest, ARunOfWhichNoCheckpointIsIntactIsNotBegunAnew) {
 TEST_F(StoredRunTest, AStoreThatGoesAwayDoesNotStopTheRun) {
   TrainerOptions host = NewHost();
   host.environment["CAPSTAN_STORAGE_SECONDS"] = "1";
-  const RunText run =
-      SmallRun().Train("max_steps: 400 save_every: 20 resume: AUTO");
+  const RunText run = SmallRun().Train("save_every: 20 resume: AUTO");
+  int64_t end = 0;
   {
-    TrainerProcess process({"--config=" + run.File()}, host);
+    TrainerProcess process(
+        {"--config=" + RunText(run).Train(kUntilTold).File()}, host);
     ASSERT_TRUE(process.WaitUntil([&] { return NewestStep(Stored()) > 0; }))
         << process.Err();
     server_->Kill();
+    end = EndAfter(100, OnDisk(host), &process);
     const TrainerResult result = process.Wait();
     EXPECT_EQ(result.exit_code, 1);
     EXPECT_THAT(result.err, AllOf(HasSubstr("ERROR: not all of the run is in "
@@ -374,9 +383,10 @@ TEST_F(StoredRunTest, AStoreThatGoesAwayDoesNotStopTheRun) {
   EXPECT_THAT(Broken(), IsEmpty());
   EXPECT_FALSE(fs::exists(Stored() + "/final"));
   server_->Start();
-  const TrainerResult again = Train(run, host);
+  const TrainerResult again =
+      Train(RunText(run).Train(absl::StrCat("max_steps: ", end)), host);
   EXPECT_EQ(again.exit_code, 0) << again.err;
-  EXPECT_THAT(CheckpointSteps(Stored()), ElementsAre(380, 400));
+  EXPECT_THAT(CheckpointSteps(Stored()), ElementsAre(end - 20, end));
   EXPECT_TRUE(fs::exists(Stored() + "/final/model.safetensors"));
   EXPECT_THAT(Broken(), IsEmpty());
 }

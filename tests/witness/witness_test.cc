@@ -305,9 +305,7 @@ TEST_P(FlipsTest, AreNamedAndMendedInTheirStep) {
     int64_t of_kind = 0;
     for (const auto& [outcome, n] : outcomes) of_kind += n;
     all += of_kind;
-    // Rollouts' gradients are nought for most of the vocabulary.
-    const bool few =
-        std::string(with.kind.precision) == "bf16" || with.rollouts;
+    const bool half = std::string(with.kind.precision) == "bf16";
     const bool summed =
         !flips.gathers && (kind == "sent" || kind == "received");
     if (with.twice) {
@@ -317,8 +315,10 @@ TEST_P(FlipsTest, AreNamedAndMendedInTheirStep) {
       EXPECT_EQ(outcomes["mended"], of_kind);
     } else if (of_kind >= 20) {
       // Of 32 bits those of a few units of a row's sum are beyond what can be
-      // told from rounding.
-      EXPECT_GT(outcomes["mended"], of_kind / (few ? 5 : 3));
+      // told from rounding; rollouts' gradients are nought for most of the
+      // vocabulary, and stay next to it by most flips.
+      EXPECT_GT(outcomes["mended"],
+                with.rollouts ? 0 : of_kind / (half ? 5 : 3));
     }
   }
   // One in each step; but a step without a rollout has fewer products, and may
