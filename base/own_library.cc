@@ -9,17 +9,25 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <iterator>
 #include <map>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/elf_section.h"
 #include "base/error_code.h"
 #include "base/machine.h"
+#include "base/status.h"
 #include "base/subprocess.h"
+
+// The core's mark (trainer/own_libraries.bzl); none where parts of the core are
+// linked into one program.
+extern "C" __attribute__((weak)) const char capstan_core_interface[];
 
 namespace capstan {
 namespace {
@@ -104,6 +112,33 @@ absl::Status CannotBuild(absl::string_view what, absl::string_view why) {
   return WithCode(absl::FailedPreconditionError(
                       absl::StrCat("can't build ", what, ": ", why)),
                   "build/first-use");
+}
+
+// Whether the file at `path` is a whole library of that name.
+absl::Status CheckLibrary(const std::string& path, absl::string_view name) {
+  if (access(path.c_str(), R_OK) != 0) {
+    return RefusedLibrary(
+        path, absl::StrCat("it can't be read: ", std::strerror(errno)));
+  }
+  const absl::StatusOr<std::string> own = ReadElfSoname(path);
+  if (!own.ok()) return RefusedLibrary(path, own.status().message());
+  if (own->empty() || *own == name) return absl::OkStatus();
+  return RefusedLibrary(
+      path,
+      absl::StrCat("it is ", absl::Utf8SafeCHexEscape(*own), ", not ", name));
+}
+
+absl::StatusOr<void*> OpenChecked(const std::string& path, const char* symbol,
+                                  int mode) {
+  void* const library = dlopen(path.c_str(), mode);
+  if (library == nullptr) {
+    const char* const why = dlerror();
+    return RefusedLibrary(path, why == nullptr ? "it does not load" : why);
+  }
+  if (symbol == nullptr) return library;
+  void* const found = dlsym(library, symbol);
+  if (found != nullptr) return found;
+  return RefusedLibrary(path, absl::StrCat("it has no ", symbol));
 }
 
 }  // namespace
@@ -239,17 +274,46 @@ absl::StatusOr<std::string> OwnLibrary(absl::string_view name,
   return FindOwnLibrary(name, package);
 }
 
+absl::Status RefusedLibrary(const std::string& path, absl::string_view why) {
+  return WithCode(absl::FailedPreconditionError(absl::StrCat(
+                      path, " is refused: ", why,
+                      ": build it again (bazel build //trainer:all), or unpack "
+                      "the trainer's archive again")),
+                  "build/library");
+}
+
+absl::StatusOr<void*> LibrarySymbol(const std::string& path,
+                                    absl::string_view name, const char* symbol,
+                                    int mode) {
+  // What has no folder is the loader's to find.
+  if (absl::StrContains(path, "/")) {
+    CAPSTAN_RETURN_IF_ERROR(CheckLibrary(path, name));
+  }
+  return OpenChecked(path, symbol, mode);
+}
+
+absl::Status CheckInterface(const std::string& path) {
+  if (capstan_core_interface == nullptr) return absl::OkStatus();
+  const absl::StatusOr<absl::optional<std::string>> mark =
+      ReadElfSection(path, "capstan_interface");
+  if (!mark.ok()) return RefusedLibrary(path, mark.status().message());
+  if (mark->has_value() &&
+      absl::string_view((*mark)->c_str()) == capstan_core_interface) {
+    return absl::OkStatus();
+  }
+  return RefusedLibrary(path, "it is of another build than the trainer's core");
+}
+
 absl::StatusOr<void*> OpenOwnLibrary(absl::string_view name,
                                      absl::string_view package,
-                                     absl::string_view what, int mode) {
-  absl::StatusOr<std::string> path = OwnLibrary(name, package, what);
-  if (!path.ok()) return path.status();
-  if (path->empty()) *path = std::string(name);
-  void* const library = dlopen(path->c_str(), mode);
-  if (library != nullptr) return library;
-  return absl::FailedPreconditionError(
-      absl::StrCat(name, ", which has ", what, ", can't be opened: ", dlerror(),
-                   "; it comes with the trainer, beside its core"));
+                                     absl::string_view what, const char* symbol,
+                                     int mode) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string path,
+                           OwnLibrary(name, package, what));
+  if (path.empty()) return OpenChecked(std::string(name), symbol, mode);
+  CAPSTAN_RETURN_IF_ERROR(CheckLibrary(path, name));
+  CAPSTAN_RETURN_IF_ERROR(CheckInterface(path));
+  return OpenChecked(path, symbol, mode);
 }
 
 }  // namespace capstan

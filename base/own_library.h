@@ -63,11 +63,29 @@ std::string FindOwnLibrary(absl::string_view name, absl::string_view package);
 absl::StatusOr<std::string> OwnLibrary(absl::string_view name,
                                        absl::string_view package,
                                        absl::string_view what);
-// Opens it, by dlopen with `mode`, for good; `what` it has is in the error,
-// too: FAILED_PRECONDITION. For libraries that come with the trainer always.
+
+// Opens `path`, which is to be the library `name`, by dlopen with `mode`, for
+// good, and returns where its `symbol` is; for nullptr dlopen's handle. Looks
+// first whether it is that library and whole: another one's code would run, and
+// one that is cut off would end the process. Errors are RefusedLibrary's.
+absl::StatusOr<void*> LibrarySymbol(const std::string& path,
+                                    absl::string_view name, const char* symbol,
+                                    int mode);
+
+// The same for what OwnLibrary finds, and CheckInterface. For libraries that
+// come with the trainer always.
 absl::StatusOr<void*> OpenOwnLibrary(absl::string_view name,
                                      absl::string_view package,
-                                     absl::string_view what, int mode);
+                                     absl::string_view what, const char* symbol,
+                                     int mode);
+
+// Whether the library at `path`, which takes code of the core, was compiled
+// with this core's headers: by their digest, which both have
+// (trainer/own_libraries.bzl: interface_mark).
+absl::Status CheckInterface(const std::string& path);
+
+// FAILED_PRECONDITION, "PATH is refused: WHY", and what to do.
+absl::Status RefusedLibrary(const std::string& path, absl::string_view why);
 
 }  // namespace capstan
 

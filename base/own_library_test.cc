@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/own_library.h"
 
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -13,12 +14,16 @@
 #include <iterator>
 #include <string>
 
+#include "base/elf_section.h"
+
 namespace capstan {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::StartsWith;
 
 // A workspace, an output base, and a `bazel` on the PATH that does as it is
 // told.
@@ -166,6 +171,79 @@ TEST_F(OwnLibraryTest, FindsWhatIsBesideTheCore) {
   EXPECT_THAT(FindOwnLibrary("libcapstan_core.so", "trainer"),
               HasSubstr("/trainer/libcapstan_core.so"));
   EXPECT_EQ(FindOwnLibrary("libcapstan_nothing.so", "trainer"), "");
+}
+
+// A copy of the core that may be damaged. It isn't loaded: a test that fails
+// has two cores.
+class LibraryFileTest : public OwnLibraryTest {
+ protected:
+  void SetUp() override {
+    OwnLibraryTest::SetUp();
+    path_of_copy_ = folder_ + "/copy.so";
+    fs::copy_file(Core(), path_of_copy_);
+    fs::permissions(path_of_copy_, fs::perms::owner_all);
+  }
+
+  static std::string Core() {
+    return FindOwnLibrary("libcapstan_core.so", "trainer");
+  }
+  std::string Refusal(const std::string& name = "libcapstan_core.so") const {
+    const absl::Status status =
+        LibrarySymbol(path_of_copy_, name, "no_such", RTLD_LAZY).status();
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(StartsWith(path_of_copy_ + " is refused: "),
+                      HasSubstr("bazel build //trainer:all")));
+    return std::string(status.message());
+  }
+
+  std::string path_of_copy_;
+};
+
+// dlopen maps it, and a read behind its end is a bus error.
+TEST_F(LibraryFileTest, OneThatIsCutOffIsRefused) {
+  fs::resize_file(path_of_copy_, 500000);
+  EXPECT_THAT(Refusal(), HasSubstr("it is a damaged shared library"));
+  EXPECT_FALSE(CheckInterface(path_of_copy_).ok());
+}
+
+TEST_F(LibraryFileTest, WhatIsNoLibraryIsRefused) {
+  Write(path_of_copy_, "text");
+  EXPECT_THAT(Refusal(), HasSubstr("it is not a 64-bit shared library"));
+  fs::remove(path_of_copy_);
+  EXPECT_THAT(Refusal(), HasSubstr("it can't be read: No such file"));
+  ASSERT_EQ(mkfifo(path_of_copy_.c_str(), 0600), 0);
+  EXPECT_THAT(Refusal(), HasSubstr("it is not a 64-bit shared library"));
+}
+
+TEST_F(LibraryFileTest, AnotherLibraryInItsPlaceIsRefused) {
+  EXPECT_THAT(Refusal("libcapstan_evaluate.so"),
+              HasSubstr("it is libcapstan_core.so, not libcapstan_evaluate"));
+}
+
+TEST_F(LibraryFileTest, OneOfAnotherBuildIsRefused) {
+  const auto mark = ReadElfSection(Core(), "capstan_interface");
+  ASSERT_TRUE(mark.ok() && mark->has_value()) << mark.status();
+  EXPECT_TRUE(CheckInterface(path_of_copy_).ok());
+  std::string bytes = Read(path_of_copy_);
+  const size_t at = bytes.find(**mark);
+  ASSERT_NE(at, bytes.npos);
+  bytes[at] ^= 1;
+  Write(path_of_copy_, bytes);
+  EXPECT_THAT(std::string(CheckInterface(path_of_copy_).message()),
+              HasSubstr("it is of another build than the trainer's core"));
+  // One of before there were marks.
+  EXPECT_FALSE(CheckInterface("/proc/self/exe").ok());
+}
+
+TEST_F(LibraryFileTest, AMissingSymbolIsNamed) {
+  const char kName[] = "libcapstan_core.so";
+  EXPECT_TRUE(LibrarySymbol(Core(), kName, nullptr, RTLD_LAZY).ok());
+  EXPECT_TRUE(
+      OpenOwnLibrary(kName, "trainer", "the core", nullptr, RTLD_LAZY).ok());
+  EXPECT_THAT(std::string(LibrarySymbol(Core(), kName, "no_such", RTLD_LAZY)
+                              .status()
+                              .message()),
+              HasSubstr("it has no no_such"));
 }
 
 }  // namespace

@@ -46,6 +46,42 @@ _source_digest = rule(
           "only takes code of are among them.",
 )
 
+def interface_mark(name, headers):
+    """A library of one section, capstan_interface: a digest of the core's headers.
+
+    The core has it, and so has each library that is compiled with them and
+    opened later, so that one of another build isn't (base/own_library.h).
+
+    Args:
+      name: of the target.
+      headers: a library that has them.
+    """
+    _source_digest(
+        name = name + ".digest",
+        library = headers,
+        out = name + ".now",
+    )
+    native.genrule(
+        name = name + ".source",
+        srcs = [name + ".now"],
+        outs = [name + ".cc"],
+        cmd = "{ echo 'asm(R\"(';" +
+              " echo '.pushsection capstan_interface,\"aR\"';" +
+              " echo '.globl capstan_core_interface';" +
+              " echo '.type capstan_core_interface,@object';" +
+              " echo 'capstan_core_interface:';" +
+              " echo '.asciz \"'$$(cat $<)'\"';" +
+              " echo '.size capstan_core_interface,.-capstan_core_interface';" +
+              " echo '.popsection';" +
+              " echo ')\");'; } > $@",
+    )
+    native.cc_library(
+        name = name,
+        srcs = [name + ".cc"],
+        alwayslink = True,
+        linkstatic = True,
+    )
+
 def own_libraries(name, libraries):
     """Copies libraries to where the trainer looks for them.
 

@@ -30,11 +30,6 @@ absl::Status NoGpu(absl::string_view problem) {
                    " (set CUDA_VISIBLE_DEVICES= to train on the CPU instead)"));
 }
 
-std::string LoadError() {
-  const char* error = dlerror();
-  return error == nullptr ? "unknown error of the dynamic loader" : error;
-}
-
 std::string FindNccl() {
   return FindOwnLibrary(kNcclLibrary, "cluster/comm/nccl");
 }
@@ -53,14 +48,13 @@ absl::StatusOr<const NcclEntry*> LoadNccl() {
   }
   const absl::Status loaded = LoadLibTorchCuda();
   if (!loaded.ok()) return NoGpu(loaded.message());
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-  if (library == nullptr) {
-    return NoGpu(absl::StrCat(path, " does not load: ", LoadError()));
-  }
-  const auto* entry =
-      static_cast<const NcclEntry*>(dlsym(library, kNcclEntrySymbol));
-  if (entry == nullptr || entry->sdk_hash != std::string(CAPSTAN_SDK_HASH)) {
-    return NoGpu(absl::StrCat(path, " is of another build"));
+  const absl::StatusOr<void*> symbol =
+      LibrarySymbol(path, kNcclLibrary, kNcclEntrySymbol,
+                    RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (!symbol.ok()) return NoGpu(symbol.status().message());
+  const auto* entry = static_cast<const NcclEntry*>(*symbol);
+  if (entry->sdk_hash != std::string(CAPSTAN_SDK_HASH)) {
+    return NoGpu(RefusedLibrary(path, "it is of another build").message());
   }
   return entry;
 }

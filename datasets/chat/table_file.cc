@@ -125,17 +125,13 @@ class Reader {
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // not longer than its parent
     // Others reserve more address space than they use.
     setenv("ARROW_DEFAULT_MEMORY_POOL", "system", 1);
-    void* const library = dlopen(library_path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    const auto convert =
-        library == nullptr
-            ? nullptr
-            : reinterpret_cast<TableToJson>(dlsym(library, kTablesSymbol));
-    if (convert == nullptr) {
-      const char* const why = dlerror();
+    const absl::StatusOr<void*> symbol = LibrarySymbol(
+        library_path, kTablesLibrary, kTablesSymbol, RTLD_NOW | RTLD_LOCAL);
+    if (!symbol.ok()) {
       return absl::UnimplementedError(
-          absl::StrCat(CantRead(path_, table_), kTablesLibrary,
-                       " can't be opened (", why == nullptr ? "" : why, ")"));
+          absl::StrCat(CantRead(path_, table_), symbol.status().message()));
     }
+    const auto convert = reinterpret_cast<TableToJson>(*symbol);
     TableJob job;
     job.path = path_.c_str();
     job.context = this;

@@ -91,12 +91,7 @@ class Server {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     // Others reserve more address space than they use.
     setenv("ARROW_DEFAULT_MEMORY_POOL", "system", 1);
-    void* const library = dlopen(library_path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    const auto get =
-        library == nullptr
-            ? nullptr
-            : reinterpret_cast<TextColumn>(dlsym(library, kTextColumnSymbol));
-    if (get != nullptr && get()->size == sizeof(TextColumnApi)) api_ = get();
+    opened_ = OpenApi(library_path);
     Request request;
     while (parent_.Receive(&request, sizeof(request))) {
       std::string path(static_cast<size_t>(request.path_bytes), '\0');
@@ -120,14 +115,19 @@ class Server {
     int64_t next = 0;
   };
 
+  absl::Status OpenApi(const std::string& path) {
+    const absl::StatusOr<void*> get = LibrarySymbol(
+        path, kTablesLibrary, kTextColumnSymbol, RTLD_NOW | RTLD_LOCAL);
+    if (!get.ok()) return absl::UnimplementedError(get.status().message());
+    api_ = reinterpret_cast<TextColumn>(*get)();
+    if (api_->size == sizeof(TextColumnApi)) return absl::OkStatus();
+    return absl::UnimplementedError(
+        RefusedLibrary(path, "it is of another build").message());
+  }
+
   absl::Status Answer(const std::string& path, const Request& request) {
     answer_.clear();
-    if (api_ == nullptr) {
-      return absl::UnimplementedError(
-          absl::StrCat(kTablesLibrary,
-                       " can't be opened or is of another "
-                       "build"));
-    }
+    if (!opened_.ok()) return opened_;
     char error[kMostError] = {};
     Open open = TakeOpen(path, request.first);
     if (open.column == nullptr) {
@@ -223,6 +223,7 @@ class Server {
   const ConfinedChild::Parent& parent_;
   const std::string& field_;
   const TextColumnApi* api_ = nullptr;
+  absl::Status opened_;  // of api_
   std::list<Open> open_;
   std::string answer_;
   int64_t taken_ = 0;  // rows that are in it

@@ -6,10 +6,12 @@
 
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "base/error_code.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
@@ -42,16 +44,19 @@ absl::StatusOr<Key> ReadKey(const std::string& path, bool secret) {
                                        nullptr),
           &EVP_PKEY_free);
   if (key != nullptr) return key;
-  return absl::InvalidArgumentError(
-      secret
-          ? absl::StrCat(path,
-                         " has no private key in PEM without a passphrase: "
-                         "`openssl genpkey -algorithm ed25519 -out key.pem` "
-                         "makes one")
-          : absl::StrCat(path,
-                         " has no public key in PEM: `openssl pkey -in key.pem "
-                         "-pubout -out public.pem` takes it from the private "
-                         "one"));
+  return WithCode(
+      absl::InvalidArgumentError(
+          secret ? absl::StrCat(
+                       path,
+                       " has no private key in PEM without a passphrase: "
+                       "`openssl genpkey -algorithm ed25519 -out key.pem` "
+                       "makes one")
+                 : absl::StrCat(
+                       path,
+                       " has no public key in PEM: `openssl pkey -in key.pem "
+                       "-pubout -out public.pem` takes it from the private "
+                       "one")),
+      "receipts/signature");
 }
 
 // Ed25519 has a digest of its own.
@@ -61,6 +66,45 @@ const EVP_MD* DigestFor(const Key& key) {
 
 const unsigned char* Bytes(absl::string_view text) {
   return reinterpret_cast<const unsigned char*>(text.data());
+}
+
+absl::Status SignatureError(const std::string& text) {
+  return WithCode(absl::DataLossError(text), "receipts/signature");
+}
+
+// What the file at `path` says, if `key` has signed that.
+absl::StatusOr<SignedReceipts> Verified(const std::string& path, const Key& key,
+                                        const std::string& key_path) {
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text,
+                           ReadWholeFile(path, kMostKeyBytes));
+  const Json json = ParseJson<Json>(text);
+  SignedReceipts receipts;
+  std::string signature;
+  for (const auto& [name, value] :
+       {std::pair<const char*, std::string*>{"chain", &receipts.chain},
+        {"seal", &receipts.seal},
+        {"signature", &signature}}) {
+    if (!json.is_object() || !json.contains(name) || !json[name].is_string()) {
+      return SignatureError(
+          absl::StrCat(path, " is no signature: it has no \"", name, "\""));
+    }
+    *value = json[name].get<std::string>();
+  }
+  if (json.contains("step") && json["step"].is_number_integer()) {
+    receipts.step = json["step"].get<int64_t>();
+  }
+  std::string bytes;
+  const std::string message = MessageOf(receipts);
+  const Context context(EVP_MD_CTX_new(), &EVP_MD_CTX_free);
+  if (absl::Base64Unescape(signature, &bytes) &&
+      EVP_DigestVerifyInit(context.get(), nullptr, DigestFor(key), nullptr,
+                           key.get()) == 1 &&
+      EVP_DigestVerify(context.get(), Bytes(bytes), bytes.size(),
+                       Bytes(message), message.size()) == 1) {
+    return receipts;
+  }
+  return SignatureError(absl::StrCat(
+      path, " isn't the signature of what it says by the key ", key_path));
 }
 
 }  // namespace
@@ -97,36 +141,19 @@ absl::Status Sign(const SignedReceipts& receipts, const std::string& key_path,
 absl::StatusOr<SignedReceipts> ReadSignature(const std::string& path,
                                              const std::string& key_path) {
   CAPSTAN_ASSIGN_OR_RETURN(const Key key, ReadKey(key_path, /*secret=*/false));
-  CAPSTAN_ASSIGN_OR_RETURN(const std::string text,
-                           ReadWholeFile(path, kMostKeyBytes));
-  const Json json = ParseJson<Json>(text);
-  SignedReceipts receipts;
-  std::string signature;
-  for (const auto& [name, value] :
-       {std::pair<const char*, std::string*>{"chain", &receipts.chain},
-        {"seal", &receipts.seal},
-        {"signature", &signature}}) {
-    if (!json.is_object() || !json.contains(name) || !json[name].is_string()) {
-      return absl::DataLossError(
-          absl::StrCat(path, " is no signature: it has no \"", name, "\""));
-    }
-    *value = json[name].get<std::string>();
+  return Verified(path, key, key_path);
+}
+
+absl::Status CheckMaySign(const std::string& key_path,
+                          const std::string& path) {
+  CAPSTAN_ASSIGN_OR_RETURN(const Key key, ReadKey(key_path, /*secret=*/true));
+  if (!PathExists(path) || Verified(path, key, key_path).ok()) {
+    return absl::OkStatus();
   }
-  if (json.contains("step") && json["step"].is_number_integer()) {
-    receipts.step = json["step"].get<int64_t>();
-  }
-  std::string bytes;
-  const std::string message = MessageOf(receipts);
-  const Context context(EVP_MD_CTX_new(), &EVP_MD_CTX_free);
-  if (absl::Base64Unescape(signature, &bytes) &&
-      EVP_DigestVerifyInit(context.get(), nullptr, DigestFor(key), nullptr,
-                           key.get()) == 1 &&
-      EVP_DigestVerify(context.get(), Bytes(bytes), bytes.size(),
-                       Bytes(message), message.size()) == 1) {
-    return receipts;
-  }
-  return absl::DataLossError(absl::StrCat(
-      path, " isn't the signature of what it says by the key ", key_path));
+  return WithCode(absl::FailedPreconditionError(absl::StrCat(
+                      path, " is there already, and isn't a signature by ",
+                      key_path, ": move it away before you sign")),
+                  "receipts/signature");
 }
 
 }  // namespace capstan

@@ -19,6 +19,10 @@ struct SignedReceipts {
   std::string seal;   // of its line
 };
 
+// FAILED_PRECONDITION if `path` exists and isn't a signature by the private key
+// in `key`: Sign would replace it.
+absl::Status CheckMaySign(const std::string& key, const std::string& path);
+
 // Signs with the private key in the PEM file `key` (Ed25519, EC or RSA, without
 // a passphrase) and writes `path`, which it replaces.
 absl::Status Sign(const SignedReceipts& receipts, const std::string& key,

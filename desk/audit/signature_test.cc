@@ -10,11 +10,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "base/error_code.h"
 #include "base/files.h"
 
 namespace capstan {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::string PathOf(const std::string& name) {
@@ -63,6 +65,23 @@ TEST(SignatureTest, IsOfTheKeyAndOfWhatItSays) {
       EXPECT_FALSE(ReadSignature(path, PathOf("mine.pub")).ok()) << before;
     }
   }
+}
+
+TEST(SignatureTest, AnothersSignatureIsNotReplaced) {
+  const std::string path = PathOf("kept.sig");
+  MakeKeys("first", "-algorithm ed25519");
+  MakeKeys("second", "-algorithm EC -pkeyopt ec_paramgen_curve:P-256");
+  EXPECT_TRUE(CheckMaySign(PathOf("first.pem"), path).ok());
+  ASSERT_TRUE(Sign({7, "ab12", "cd34"}, PathOf("first.pem"), path).ok());
+  EXPECT_TRUE(CheckMaySign(PathOf("first.pem"), path).ok());
+  const absl::Status other = CheckMaySign(PathOf("second.pem"), path);
+  EXPECT_THAT(std::string(other.message()),
+              AllOf(HasSubstr("kept.sig is there already, and isn't a "
+                              "signature by "),
+                    HasSubstr("second.pem: move it away before you sign")));
+  EXPECT_EQ(CodeOf(other), "receipts/signature");
+  std::ofstream(path) << "mine";
+  EXPECT_FALSE(CheckMaySign(PathOf("first.pem"), path).ok());
 }
 
 TEST(SignatureTest, WhatIsNoKeyOrNoSignatureIsTold) {

@@ -17,6 +17,7 @@ namespace capstan {
 
 // What the receipts say otherwise than the steps run again.
 inline constexpr char kBeginning[] = "beginning";
+inline constexpr char kOfRun[] = "run ";
 struct ReceiptDifference {
   int64_t step = 0;
   // The first that differs, of a step: "rows", "loss"; "run KEY" of what
@@ -27,13 +28,19 @@ struct ReceiptDifference {
   std::string again;
 };
 
-// Where `again` first differs from `recorded` in what was trained: in the
-// weights with which it began, in a step, or in what identifies the run.
+// Where `again` first differs from `recorded` in what was trained: in a setting
+// that identifies the run, in the weights with which it began, in a step, or in
+// the data, where a step says which of its rows. `overrides`: the --set by
+// which the steps were run again, of which a setting is named first.
 absl::optional<ReceiptDifference> FindReceiptDifference(
-    const Receipts& recorded, const Receipts& again);
+    const Receipts& recorded, const Receipts& again,
+    const std::vector<std::string>& overrides = {});
 
-// What a step's `key` means: "the learning rate (optimizer, schedule)".
-std::string MeaningOf(const std::string& key);
+// Whose libraries have another SHA-256 in `again` than the receipts have for
+// the same step: "optimizer"; without what a --set has chosen.
+std::vector<std::string> OtherLibraries(
+    const Receipts& recorded, const Receipts& again,
+    const std::vector<std::string>& overrides);
 
 struct StepsAgainRequest {
   std::string run;   // its folder
@@ -48,6 +55,8 @@ struct StepsAgain {
   int64_t from = 0;   // after which step it began
   int signal = 0;     // that stopped it, or 0
   Receipts receipts;  // of the steps run again
+  // Why no step was run: it would be another run, which the checkpoint refuses.
+  absl::optional<ReceiptDifference> refused;
 };
 
 // Runs the steps after the newest checkpoint before `step`, or all from the

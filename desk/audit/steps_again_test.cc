@@ -4,6 +4,7 @@
 // that are run again, whatever it was.
 #include "desk/audit/steps_again.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -15,6 +16,8 @@
 namespace capstan {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 using Line = ReceiptChain::Line;
 
 constexpr int kSteps = 20;
@@ -83,12 +86,54 @@ TEST(FindReceiptDifferenceTest, EachForgeryIsNamedByItsStepAndKey) {
   EXPECT_EQ(forged, 280);
 }
 
+TEST(OtherLibrariesTest, AreToldBySlot) {
+  const auto with = [](const char* sha256, int from) {
+    std::vector<Line> lines = Lines(from);
+    lines[0]["how"]["libraries"] = {
+        {"core", {{"file", "core.so"}, {"sha256", "c0"}}},
+        {"optimizer", {{"file", "mine.so"}, {"sha256", sha256}}}};
+    return Chained(lines);
+  };
+  EXPECT_THAT(OtherLibraries(with("a", 0), with("a", 0), {}), IsEmpty());
+  EXPECT_THAT(OtherLibraries(with("a", 0), with("b", 7), {}),
+              ElementsAre("optimizer"));
+  EXPECT_THAT(
+      OtherLibraries(with("a", 0), with("b", 7), {"optimizer=you.other"}),
+      IsEmpty());
+  EXPECT_THAT(OtherLibraries(Chained(Lines(0)), with("b", 0), {}), IsEmpty());
+  EXPECT_THAT(OtherLibraries(with("a", 0), Receipts(), {}), IsEmpty());
+}
+
 TEST(FindReceiptDifferenceTest, WhatTheRunIsAndBeganWithIsCompared) {
   std::vector<Line> lines = Lines(0);
   lines[0]["run"]["train_data"] = "capstan.text, 13 bytes";
   auto found = FindReceiptDifference(Chained(lines), Chained(Lines(4)));
   ASSERT_TRUE(found.has_value());
   EXPECT_EQ(found->key, "run train_data");
+  // Another setting is the cause of what differs behind it; of other data a
+  // step says which of its rows.
+  lines = Lines(0);
+  lines[0]["run"]["seed"] = "2";
+  lines[0]["run"]["train_data"] = "capstan.text, 13 bytes";
+  lines[0]["weights"] = "another";
+  found = FindReceiptDifference(Chained(lines), Chained(Lines(0)));
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->key, "run seed");
+  EXPECT_EQ(found->recorded, "2");
+  EXPECT_EQ(found->again, "1");
+  // What follows from a --set isn't named, but the field.
+  lines[0]["run"]["derived"] = "8";
+  found = FindReceiptDifference(Chained(lines), Chained(Lines(0)),
+                                {"strategy=capstan.fsdp", "seed=1"});
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->key, "run seed");
+  lines = Lines(0);
+  lines[0]["run"]["train_data"] = "capstan.text, 13 bytes";
+  lines[6]["rows"] = "others";
+  found = FindReceiptDifference(Chained(lines), Chained(Lines(0)));
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(found->key, "rows");
+  EXPECT_EQ(found->step, 6);
   lines = Lines(0);
   lines[4]["weights"] = "another";
   found = FindReceiptDifference(Chained(lines), Chained(Lines(4)));

@@ -17,12 +17,14 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
 #include "desk/run_folder/run_record.h"
 #include "host/storage/cache.h"
 #include "trainer/checkpoint/checkpoint.h"
 #include "trainer/checkpoint/checkpoint_folders.h"
+#include "trainer/checkpoint/hf_folder.h"
 #include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/state_file.h"
 #include "trainer/commands/command.h"
@@ -39,9 +41,10 @@ struct FolderOptions {
   bool json = false;
 };
 
-// The checkpoints in a run's folder, or the one that `given` is.
+// The checkpoints in a run's folder, or the one that it is. Sets `final`, if
+// not null, to the run's final folder, with which there may be none; "": none.
 absl::StatusOr<std::vector<StoredCheckpoint>> Find(
-    const FolderOptions& options) {
+    const FolderOptions& options, std::string* final = nullptr) {
   const std::string& given =
       options.folder.empty() ? options.output_dir : options.folder;
   if (given.empty()) {
@@ -58,12 +61,20 @@ absl::StatusOr<std::vector<StoredCheckpoint>> Find(
     return std::vector<StoredCheckpoint>{{0, folder, true}};
   }
   std::vector<StoredCheckpoint> found = ListCheckpoints(folder);
-  if (found.empty()) found = ListCheckpoints(FromCaller(given + "/latest"));
-  if (found.empty()) {
-    return absl::NotFoundError(absl::StrCat(
-        given,
-        " has no checkpoints: name a run's folder (runs/NAME), or one "
-        "of its checkpoints"));
+  const std::string latest = FromCaller(given + "/latest");
+  if (found.empty()) found = ListCheckpoints(latest);
+  for (const std::string& run : {latest, folder}) {
+    if (final != nullptr && IsFolder(run + "/final")) *final = run + "/final";
+  }
+  if (found.empty() && (final == nullptr || final->empty())) {
+    const bool is_run = fs::exists(folder + "/config.pbtxt", error) ||
+                        fs::exists(latest + "/config.pbtxt", error);
+    return absl::NotFoundError(
+        absl::StrCat(given, " has no checkpoints: ",
+                     is_run ? "its run has saved none, or they were removed "
+                              "(train.save_every says how often a run saves)"
+                            : "name a run's folder (runs/NAME), or one of its "
+                              "checkpoints"));
   }
   return found;
 }
@@ -172,30 +183,56 @@ absl::StatusOr<int> List(const FolderOptions& options) {
   return 0;
 }
 
+// What reading all of a folder has shown.
+struct Verified {
+  std::string what;  // for users
+  bool whole = false;
+  bool good = true;  // whole, or never read
+};
+
+Verified VerifiedAs(const absl::Status& status, const std::string& folder) {
+  if (!status.ok()) return {How(status), false, false};
+  return {absl::StrCat("whole, ", ShortBytes(BytesBelow(folder))), true, true};
+}
+
+Verified VerifyOne(const StoredCheckpoint& checkpoint) {
+  // What a killed run has left, or a running one writes: never resumed.
+  if (!checkpoint.whole) return {"incomplete", false, true};
+  return VerifiedAs(VerifyCheckpoint(checkpoint.path), checkpoint.path);
+}
+
+Verified VerifyFinal(const std::string& folder) {
+  const absl::StatusOr<bool> checked = CheckFinalFolder(folder);
+  if (absl::IsNotFound(checked.status()) || (checked.ok() && !*checked)) {
+    return {
+        "can't be checked, as its capstan.json has no digest of the "
+        "weights",
+        false, true};
+  }
+  return VerifiedAs(checked.status(), folder);
+}
+
 absl::StatusOr<int> Verify(const FolderOptions& options) {
+  std::string final;
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<StoredCheckpoint> found,
-                           Find(options));
+                           Find(options, &final));
   bool good = true;
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-  for (const StoredCheckpoint& checkpoint : found) {
+  const auto verify = [&](const std::string& name, const auto& look) {
     if (!options.json) {
-      std::cout << PrintableText(NameOf(checkpoint)) << ": " << std::flush;
+      std::cout << PrintableText(name) << ": " << std::flush;
     }
-    // What a killed run has left, or a running one writes: never resumed.
-    std::string what = "incomplete";
-    absl::Status status;
-    if (checkpoint.whole) {
-      status = VerifyCheckpoint(checkpoint.path);
-      what = status.ok() ? absl::StrCat("whole, ",
-                                        ShortBytes(BytesBelow(checkpoint.path)))
-                         : How(status);
-    }
-    good = good && status.ok();
-    if (!options.json) std::cout << PrintableText(what) << std::endl;
-    rows.push_back({{"checkpoint", NameOf(checkpoint)},
-                    {"whole", checkpoint.whole && status.ok()},
-                    {"what", what}});
+    const Verified verified = look();
+    good = good && verified.good;
+    if (!options.json) std::cout << PrintableText(verified.what) << std::endl;
+    rows.push_back({{"checkpoint", name},
+                    {"whole", verified.whole},
+                    {"what", verified.what}});
+  };
+  for (const StoredCheckpoint& checkpoint : found) {
+    verify(NameOf(checkpoint), [&] { return VerifyOne(checkpoint); });
   }
+  if (!final.empty()) verify("final", [&] { return VerifyFinal(final); });
   if (options.json) std::cout << JsonText(rows, 2) << "\n";
   return good ? 0 : 1;
 }

@@ -197,7 +197,8 @@ absl::StatusOr<int> EvalTasks(const EvalOptions& options) {
             : absl::StrCat(" (", generator.tokenizer_error.message(), ")")));
   }
   if (options.chat) {
-    CAPSTAN_RETURN_IF_ERROR(evaluate::AsChats(*generator.tokenizer, &asking));
+    CAPSTAN_RETURN_IF_ERROR(
+        evaluate::AsChats(*generator.tokenizer, "--chat", &asking));
   }
   std::vector<TaskResult> results;
   const auto on_rank = [&](ProcessGroup& group, WorkBar& bar) -> absl::Status {

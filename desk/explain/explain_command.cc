@@ -49,6 +49,17 @@ std::vector<ErrorPage> ErrorPages() {
   return pages;
 }
 
+// The first sentence of a page, whose lines are wrapped.
+std::string FirstSentence(const ErrorPage& page) {
+  std::string text;
+  for (const std::string& line : page.lines) {
+    if (line.empty()) break;
+    absl::StrAppend(&text, text.empty() ? "" : " ", line);
+  }
+  const size_t end = text.find(". ");
+  return end == std::string::npos ? text : text.substr(0, end + 1);
+}
+
 struct ExplainOptions {
   std::string code;
 };
@@ -62,7 +73,8 @@ absl::StatusOr<int> Explain(const ExplainOptions& options) {
   for (const ErrorPage& page : ErrorPages()) {
     codes.push_back(page.code);
     if (code.empty()) {
-      std::cout << absl::StrFormat("%-22s %s\n", page.code, page.lines[0]);
+      std::cout << absl::StrFormat("%-22s %s\n", page.code,
+                                   FirstSentence(page));
     } else if (page.code == code) {
       for (const std::string& line : page.lines) std::cout << line << "\n";
       return 0;

@@ -15,21 +15,24 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "base/error_code.h"
 #include "base/files.h"
 #include "base/status.h"
-#include "cluster/launch/place.h"
 #include "desk/forget/run_without.h"
 #include "desk/forget/same_run.h"
+#include "desk/run_folder/alone.h"
 #include "desk/run_folder/config_fields.h"
 #include "desk/run_folder/overrides.h"
 #include "desk/run_folder/run_record.h"
 #include "desk/who/step_of_run.h"
+#include "host/config/flag_overrides.h"
 #include "host/config/load_config.h"
 #include "trainer/checkpoint/state_file.h"
 #include "trainer/commands/command.h"
@@ -95,6 +98,16 @@ absl::Status CheckRows(std::vector<int64_t>* rows) {
   }
   *rows = std::move(merged);
   return absl::OkStatus();
+}
+
+// Else the address would be a local folder's name.
+absl::Status CheckLocal(const std::string& output_dir) {
+  if (!absl::StrContains(output_dir, "://")) return absl::OkStatus();
+  return FieldError(
+      "--output_dir",
+      absl::StrCat(output_dir,
+                   " is an address, and forget writes to a local folder: name "
+                   "one, and copy the new run from there"));
 }
 
 // Of a deterministic run, whose weights are to be exact.
@@ -174,17 +187,6 @@ absl::StatusOr<std::vector<std::string>> Settings(const ForgetOptions& options,
   return settings;
 }
 
-// The ranks of a launcher would each begin.
-absl::Status CheckAlone(const Place& place) {
-  if (place.Alone()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "forget begins a run on one host, but is one of several processes or "
-      "hosts (",
-      PlaceText(place.info),
-      "): start it once, without RANK and WORLD_SIZE, and with --set "
-      "launch.nodes=1 if the run had more"));
-}
-
 void FindUses(const ForgetOptions& options, const DataOrder& order,
               bool keeps_best, Plan* plan) {
   std::set<int64_t> rows(options.rows.begin(), options.rows.end());
@@ -237,6 +239,30 @@ absl::Status CheckOutside(const std::string& folder,
   return absl::OkStatus();
 }
 
+// Of a folder that isn't empty. Only the run that was begun there without the
+// same rows goes on, or may be removed.
+absl::Status ExistsAlready(const ForgetOptions& options,
+                           const std::string& output) {
+  const std::string config = output + "/config.pbtxt";
+  const absl::StatusOr<std::string> text = ReadWholeFile(config);
+  if (!text.ok()) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        output, " exists already: remove it, or name another --output_dir"));
+  }
+  FieldLists fields = FieldsOfConfig(*text);
+  const std::vector<std::string>& forgotten = fields["train.forgotten_rows"];
+  for (const int64_t row : options.rows) {
+    if (absl::c_linear_search(forgotten, absl::StrCat(row))) continue;
+    return absl::AlreadyExistsError(absl::StrCat(
+        output, " holds another run already: name another --output_dir"));
+  }
+  return absl::AlreadyExistsError(
+      absl::StrCat(output,
+                   " exists already: go on with it by `trainer "
+                   "--config=",
+                   config, "`, remove it, or name another --output_dir"));
+}
+
 absl::Status FindFolders(const ForgetOptions& options, Plan* plan) {
   CAPSTAN_ASSIGN_OR_RETURN(plan->folder, FindRun(options.run));
   if (IsInUse(plan->folder)) {
@@ -251,13 +277,7 @@ absl::Status FindFolders(const ForgetOptions& options, Plan* plan) {
        std::filesystem::is_empty(plan->output, error))) {
     return absl::OkStatus();
   }
-  const std::string config = plan->output + "/config.pbtxt";
-  return absl::AlreadyExistsError(absl::StrCat(
-      plan->output, " exists already: ",
-      PathExists(config)
-          ? absl::StrCat("go on with it by `trainer --config=", config, "`, ")
-          : "",
-      "remove it, or name another --output_dir"));
+  return ExistsAlready(options, plan->output);
 }
 
 // Checks the old run's receipts, with which the new one, if it `has_receipts`,
@@ -277,6 +297,29 @@ absl::Status CheckReceipts(bool has_receipts, Plan* plan) {
   return absl::OkStatus();
 }
 
+// What Settings says of rows is of --row.
+FlagOverrides RowFlags(const ForgetOptions& options) {
+  const std::string typed =
+      absl::StrCat("--row=", absl::StrJoin(options.rows, ","));
+  FlagOverrides flags;
+  for (const int64_t row : options.rows) {
+    flags.emplace_back(absl::StrCat("train.forgotten_rows+=", row), typed);
+  }
+  return flags;
+}
+
+// Prepare takes an empty text for none.
+absl::StatusOr<std::string> ConfigOf(const std::string& folder) {
+  const std::string path = folder + "/config.pbtxt";
+  CAPSTAN_ASSIGN_OR_RETURN(std::string text, ReadWholeFile(path));
+  if (!text.empty()) return text;
+  return WithCode(absl::InvalidArgumentError(absl::StrCat(
+                      path,
+                      " is empty: put back what the run wrote, which is "
+                      "\"config\" in its checkpoints' manifest.json, too")),
+                  "config/file");
+}
+
 absl::StatusOr<Plan> MakePlan(const ForgetOptions& options) {
   CAPSTAN_RETURN_IF_ERROR(
       CheckOverrides(options.overrides, "forget",
@@ -291,13 +334,13 @@ absl::StatusOr<Plan> MakePlan(const ForgetOptions& options) {
        std::set<int64_t>(options.rows.begin(), options.rows.end())) {
     if (forgotten.count(row) > 0) plan.already.push_back(row);
   }
-  CAPSTAN_ASSIGN_OR_RETURN(plan.run.config_text,
-                           ReadWholeFile(plan.folder + "/config.pbtxt"));
+  CAPSTAN_ASSIGN_OR_RETURN(plan.run.config_text, ConfigOf(plan.folder));
   plan.run.plugin_path = options.plugin_path;
   CAPSTAN_ASSIGN_OR_RETURN(plan.run.overrides, Settings(options, plan));
-  CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<Prepared> prepared,
-                           Prepare(plan.run));
-  CAPSTAN_RETURN_IF_ERROR(CheckAlone(prepared->place));
+  absl::StatusOr<std::unique_ptr<Prepared>> made = Prepare(plan.run);
+  if (!made.ok()) return AsTyped(made.status(), RowFlags(options));
+  const std::unique_ptr<Prepared> prepared = *std::move(made);
+  CAPSTAN_RETURN_IF_ERROR(CheckAlone("forget", prepared->place));
   const TrainJob& job = prepared->job;
   const Train& train = job.loaded.config.train();
   plan.config_text = PrintConfig(job.loaded.config);
@@ -355,7 +398,9 @@ void Print(const ForgetOptions& options, const Plan& plan) {
     rows.emplace_back("never used", ListText(plan.unused));
   }
   if (!plan.uses.empty()) {
-    rows.emplace_back("used in", absl::StrCat("steps ", ListText(plan.steps)));
+    rows.emplace_back("used in",
+                      absl::StrCat(plan.steps.size() == 1 ? "step " : "steps ",
+                                   ListText(plan.steps)));
     rows.emplace_back(
         "goes on from",
         plan.from != nullptr
@@ -400,9 +445,34 @@ void CallItTraining(const Plan& plan) {
   }
 }
 
+// Once the new run is complete: has runs/NAME/latest name it in place of the
+// old one, which is to be removed, if it is beside that. Returns a line for the
+// user; "": `latest` doesn't name the old run.
+std::string PassLatestOn(const Plan& plan) {
+  namespace fs = std::filesystem;
+  std::error_code old_error, new_error;
+  const fs::path from = fs::canonical(plan.folder, old_error);
+  const fs::path to = fs::canonical(plan.output, new_error);
+  if (old_error || new_error) return "";
+  const std::string runs = from.parent_path().string();
+  const std::string latest = runs + "/latest";
+  if (!IsRegularFile(latest) || FollowLatestRun(latest) != from) return "";
+  if (to.parent_path() != from.parent_path()) {
+    return absl::StrCat("note: ", latest,
+                        " still names the old run: name the new one by its "
+                        "own folder\n");
+  }
+  const absl::Status set = SetLatestRun(runs, to.filename().string());
+  return set.ok()
+             ? absl::StrCat(latest, " now names the new run\n")
+             : absl::StrCat("WARNING: ", latest,
+                            " still names the old run: ", set.message(), "\n");
+}
+
 absl::StatusOr<int> Forget(const ForgetOptions& given) {
   ForgetOptions options = given;
   CAPSTAN_RETURN_IF_ERROR(CheckRows(&options.rows));
+  CAPSTAN_RETURN_IF_ERROR(CheckLocal(options.output_dir));
   CAPSTAN_ASSIGN_OR_RETURN(const Plan plan, MakePlan(options));
   Print(options, plan);
   if (plan.uses.empty()) {
@@ -435,7 +505,11 @@ absl::StatusOr<int> Forget(const ForgetOptions& given) {
         BeginFrom(needed, plan.config_text, plan.folder, plan.output));
   }
   CallItTraining(plan);
-  return RunTraining(plan.run);
+  CAPSTAN_ASSIGN_OR_RETURN(const int code, RunTraining(plan.run));
+  if (code == 0 && CompletedSteps(plan.output).has_value()) {
+    Console(STDOUT_FILENO).Write(PrintableText(PassLatestOn(plan)));
+  }
+  return code;
 }
 
 void AddFlags(Flags& flags, ForgetOptions* options) {

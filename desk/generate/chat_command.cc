@@ -60,6 +60,7 @@ class Chat {
     CAPSTAN_ASSIGN_OR_RETURN(chat->generator_, LoadToWrite(options));
     CAPSTAN_RETURN_IF_ERROR(chat->FindTemplate());
     Model& model = *chat->generator_.model;
+    CAPSTAN_RETURN_IF_ERROR(options.CheckSeed(*model.token_model()));
     CAPSTAN_RETURN_IF_ERROR(TellIgnoredSettings(model));
     CAPSTAN_ASSIGN_OR_RETURN(chat->stop_strings_,
                              StopStringsOf(options.stop, model));

@@ -52,14 +52,16 @@ constexpr int64_t kMostBeams = 1024;
 // So many for each prompt can still be counted.
 constexpr int64_t kMostSequences = 1'000'000'000;
 
+constexpr int64_t kDefaultBatch = 8;
+
 struct GenerateOptions : SamplingOptions {
   absl::optional<std::string> prompt;
   std::vector<int64_t> prompt_ids;
   // A file of prompts, one per line (ReadPrompts); "-": standard input.
   std::string input;
-  std::string output;      // file for prompts and texts; empty: print
-  int64_t batch_size = 8;  // texts at once, with `output`
-  int64_t sequences = 1;   // texts a prompt
+  std::string output;  // file for prompts and texts; empty: print
+  int64_t batch_size = kDefaultBatch;  // texts at once, with `output`
+  int64_t sequences = 1;               // texts a prompt
   absl::optional<int64_t> beams;
   absl::optional<double> length_penalty;
   std::string picture;  // of the order in which one text was unmasked
@@ -85,7 +87,12 @@ absl::Status CheckOptions(const GenerateOptions& options) {
     return FieldError(options.stop.empty() ? "--sequences" : "--stop",
                       "is for texts: it doesn't go with --prompt_ids");
   }
-  if (options.output.empty()) return absl::OkStatus();
+  if (options.output.empty()) {
+    if (options.batch_size == kDefaultBatch) return absl::OkStatus();
+    return FieldError("--batch_size",
+                      "is without effect without --output, as texts are shown "
+                      "one by one: name a file by it, or leave this out");
+  }
   if (!options.prompt_ids.empty()) {
     return FieldError("--output", "holds texts: it isn't for --prompt_ids");
   }
@@ -109,6 +116,23 @@ absl::StatusOr<std::vector<Prompt>> PromptsOf(const GenerateOptions& options) {
   if (prompts.ok() || !options.input.empty()) return prompts;
   return Annotate(prompts.status(),
                   "give --prompt=TEXT, --prompt_ids=1,2,3 or --input=FILE");
+}
+
+absl::Status CheckTemplateFlags(const GenerateOptions& options,
+                                const std::vector<Prompt>& prompts) {
+  const char* const flag = !options.chat_template.empty() ? "--template"
+                           : !options.chat_template_kwargs.empty()
+                               ? "--chat_template_kwargs"
+                               : nullptr;
+  if (flag == nullptr ||
+      std::any_of(prompts.begin(), prompts.end(), [](const Prompt& prompt) {
+        return !prompt.messages.empty();
+      })) {
+    return absl::OkStatus();
+  }
+  return FieldError(flag,
+                    "is for conversations, and no prompt is one: give rows "
+                    "{\"messages\": [..]} with --input, or leave it out");
 }
 
 // Writes the texts of each of `tasks`, as many as it gets.
@@ -273,6 +297,7 @@ absl::Status Show(const std::vector<Task>& tasks,
 absl::StatusOr<Writer> MakeWriter(const GenerateOptions& options,
                                   const Generator& generator) {
   const TokenModel& model = *generator.model->token_model();
+  CAPSTAN_RETURN_IF_ERROR(options.CheckSeed(model));
   CAPSTAN_RETURN_IF_ERROR(TellIgnoredSettings(*generator.model));
   Writer writer = {generator,
                    options.Sampling(/*default_tokens=*/0),
@@ -351,14 +376,7 @@ absl::StatusOr<int> Generate(const GenerateOptions& options) {
   CAPSTAN_RETURN_IF_ERROR(CheckOptions(options));
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Prompt> prompts,
                            PromptsOf(options));
-  if (!options.chat_template_kwargs.empty() &&
-      std::all_of(prompts.begin(), prompts.end(), [](const Prompt& prompt) {
-        return prompt.messages.empty();
-      })) {
-    return FieldError("--chat_template_kwargs",
-                      "is for conversations, and no prompt is one: give rows "
-                      "{\"messages\": [..]} with --input");
-  }
+  CAPSTAN_RETURN_IF_ERROR(CheckTemplateFlags(options, prompts));
   at::set_num_threads(AvailableCores());
   at::NoGradGuard no_grad;
   CAPSTAN_ASSIGN_OR_RETURN(const Generator generator, LoadToWrite(options));

@@ -2,6 +2,7 @@
 #include "desk/generate/model_flags.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <iostream>
 #include <map>
@@ -141,7 +142,47 @@ absl::StatusOr<at::Tensor> FixedLogits(
   return LogitsOf(*generator.model, *tokens);
 }
 
+namespace {
+
+// What the samplers would refuse, once a prompt is shown and by their own
+// names.
+absl::Status CheckNumbers(const SamplingOptions& options) {
+  const double temperature = options.temperature.value_or(1.0);
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(temperature >= 0.0 && std::isfinite(temperature),
+                 "--temperature", "0 or greater", temperature));
+  const int64_t top_k = options.top_k.value_or(0);
+  CAPSTAN_RETURN_IF_ERROR(
+      CheckField(top_k >= 0, "--top_k", "0 or greater", top_k));
+  const double top_p = options.top_p.value_or(1.0);
+  CAPSTAN_RETURN_IF_ERROR(CheckField(top_p > 0.0 && top_p <= 1.0, "--top_p",
+                                     "greater than 0 and at most 1", top_p));
+  const double min_p = options.min_p.value_or(0.0);
+  CAPSTAN_RETURN_IF_ERROR(CheckField(min_p >= 0.0 && min_p <= 1.0, "--min_p",
+                                     "from 0 to 1", min_p));
+  const double penalty = options.repetition_penalty.value_or(1.0);
+  CAPSTAN_RETURN_IF_ERROR(CheckField(penalty > 0.0 && std::isfinite(penalty),
+                                     "--repetition_penalty", "greater than 0",
+                                     penalty));
+  const int64_t ngram = options.no_repeat_ngram_size.value_or(0);
+  return CheckField(ngram >= 0, "--no_repeat_ngram_size", "0 or greater",
+                    ngram);
+}
+
+}  // namespace
+
+absl::Status SamplingOptions::CheckSeed(const TokenModel& model) const {
+  // Others may draw the order in which they write.
+  if (seed == 0 || !likeliest() || !model.causal()) return absl::OkStatus();
+  return FieldError("--seed",
+                    absl::StrCat("is without effect beside ",
+                                 greedy ? "--greedy" : "--temperature=0",
+                                 ", which always takes the likeliest token: "
+                                 "leave one of them out"));
+}
+
 absl::Status SamplingOptions::Check() const {
+  CAPSTAN_RETURN_IF_ERROR(CheckNumbers(*this));
   if (max_new_tokens.has_value()) {
     CAPSTAN_RETURN_IF_ERROR(CheckField(*max_new_tokens > 0, "--max_new_tokens",
                                        "greater than 0", *max_new_tokens));

@@ -77,6 +77,8 @@ struct SamplingOptions {
 
   // An error for flags that contradict each other or can't be right.
   absl::Status Check() const;
+  // An error for a seed that a text of `model` doesn't depend on.
+  absl::Status CheckSeed(const TokenModel& model) const;
   // The first flag that is about random draws; null: none is given.
   const char* DrawingFlag() const;
   // --greedy, or a temperature of 0.

@@ -11,7 +11,7 @@ absl::Status AsTyped(const absl::Status& status, const FlagOverrides& flags) {
   std::string message(status.message());
   for (const auto& [override, typed] : flags) {
     const std::string set = absl::StrCat("--set ", override);
-    const std::string path = override.substr(0, override.find('='));
+    const std::string path = override.substr(0, override.find_first_of("+="));
     absl::StrReplaceAll(
         {{absl::StrCat(set, ": ", path, ": "), absl::StrCat(typed, ": ")},
          {set, typed}},

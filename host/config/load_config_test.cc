@@ -95,6 +95,13 @@ TEST_F(LoadConfigTest, AddressesOfStores) {
   unsetenv("CAPSTAN_STORAGE_FOLDER");
   EXPECT_EQ(MustLoad("output_dir: \"file:///data/run\"").config.output_dir(),
             "/data/run");
+  // Files' paths begin with it.
+  for (const char* written : {"/data/run/", "file:///data/run/"}) {
+    EXPECT_EQ(MustLoad(absl::StrCat("output_dir: \"", written, "\""))
+                  .config.output_dir(),
+              "/data/run")
+        << written;
+  }
   EXPECT_THAT(ErrorOf("output_dir: \"hdfs://host/run\""),
               HasSubstr("output_dir: is an address, hdfs://"));
   EXPECT_THAT(ErrorOf("output_dir: \"s3://id:secret@bucket/run\""),

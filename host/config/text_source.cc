@@ -342,10 +342,15 @@ class Merger {
         [&](const std::string& place,
             const std::string& text) -> absl::StatusOr<std::string> {
       if (text.empty()) return text;
-      const absl::StatusOr<std::string> resolved = Resolve(field, text);
+      absl::StatusOr<std::string> resolved = Resolve(field, text);
       if (!resolved.ok()) {
         return Annotate(resolved.status(),
                         absl::StrCat(places_->locations[path], ": ", path));
+      }
+      // What the run prints of its files begins with it.
+      while (field->full_name() == kOutputDir && resolved->size() > 1 &&
+             resolved->back() == '/') {
+        resolved->pop_back();
       }
       places_->paths[place] = {text, *resolved};
       return resolved;

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Reads and compares fingerprints, before any of a plugin's code runs.
-#include <elf.h>
-
-#include <cstring>
-#include <fstream>
 #include <map>
 #include <string>
 #include <utility>
@@ -16,7 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/types/optional.h"
-#include "base/files.h"
+#include "base/elf_section.h"
 #include "base/status.h"
 #include "host/plugins/config_docs.h"
 #include "host/plugins/plugin_host.h"
@@ -38,13 +34,6 @@ std::map<std::string, std::string> Lines(absl::string_view text) {
                   absl::Utf8SafeCHexEscape(name_and_value.second));
   }
   return lines;
-}
-
-bool ReadAt(std::ifstream& file, uint64_t offset, void* out, size_t size) {
-  file.clear();
-  file.seekg(static_cast<std::streamoff>(offset));
-  file.read(static_cast<char*>(out), static_cast<std::streamsize>(size));
-  return static_cast<size_t>(file.gcount()) == size;
 }
 
 // The minor of "1.3"; -1 for another major version, or none.
@@ -103,54 +92,9 @@ absl::Status CompareFingerprints(absl::string_view core,
                    "): build it again with this trainer's SDK and compiler"));
 }
 
-namespace {
-
-// The bytes of a section of an ELF file; nullopt if it has none of that name.
-absl::StatusOr<absl::optional<std::string>> ReadSection(const std::string& path,
-                                                        const char* name) {
-  Elf64_Ehdr header;
-  std::ifstream file;
-  if (IsRegularFile(path)) file.open(path, std::ios::binary);
-  if (!file.is_open() || !ReadAt(file, 0, &header, sizeof(header)) ||
-      std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||
-      header.e_ident[EI_CLASS] != ELFCLASS64 ||
-      header.e_shentsize != sizeof(Elf64_Shdr)) {
-    return absl::FailedPreconditionError("it is not a 64-bit shared library");
-  }
-  std::vector<Elf64_Shdr> sections(header.e_shnum);
-  std::string names;
-  constexpr uint64_t kMaxNames = 1 << 20;
-  if (!ReadAt(file, header.e_shoff, sections.data(),
-              sections.size() * sizeof(Elf64_Shdr)) ||
-      header.e_shstrndx >= sections.size() ||
-      sections[header.e_shstrndx].sh_size > kMaxNames) {
-    return absl::FailedPreconditionError("it is a damaged shared library");
-  }
-  const Elf64_Shdr& strings = sections[header.e_shstrndx];
-  names.resize(strings.sh_size + 1, '\0');
-  if (!ReadAt(file, strings.sh_offset, &names[0], strings.sh_size)) {
-    return absl::FailedPreconditionError("it is a damaged shared library");
-  }
-  constexpr uint64_t kMaxText = 1 << 22;
-  for (const Elf64_Shdr& section : sections) {
-    if (section.sh_name >= names.size() ||
-        std::strcmp(&names[section.sh_name], name) != 0 ||
-        section.sh_size > kMaxText) {
-      continue;
-    }
-    std::string text(section.sh_size, '\0');
-    if (ReadAt(file, section.sh_offset, &text[0], text.size())) {
-      return absl::optional<std::string>(std::move(text));
-    }
-  }
-  return absl::optional<std::string>();
-}
-
-}  // namespace
-
 absl::StatusOr<std::string> ReadFingerprint(const std::string& path) {
   CAPSTAN_ASSIGN_OR_RETURN(const absl::optional<std::string> text,
-                           ReadSection(path, "capstan_fp"));
+                           ReadElfSection(path, "capstan_fp"));
   if (text.has_value()) return std::string(text->c_str());
   return absl::FailedPreconditionError(
       "it is no Capstan plugin: it has no fingerprint (is CAPSTAN_PLUGIN "
@@ -159,7 +103,7 @@ absl::StatusOr<std::string> ReadFingerprint(const std::string& path) {
 
 std::vector<std::string> ReadModelTypes(const std::string& path) {
   const absl::StatusOr<absl::optional<std::string>> text =
-      ReadSection(path, "capstan_types");
+      ReadElfSection(path, "capstan_types");
   if (!text.ok() || !text->has_value()) return {};
   // The constants, each ended by at least one '\0'.
   return absl::StrSplit(**text, '\0', absl::SkipEmpty());
@@ -168,7 +112,7 @@ std::vector<std::string> ReadModelTypes(const std::string& path) {
 google::protobuf::FileDescriptorSet ReadConfigDocs(const std::string& path) {
   google::protobuf::FileDescriptorSet docs;
   const absl::StatusOr<absl::optional<std::string>> text =
-      ReadSection(path, "capstan_docs");
+      ReadElfSection(path, "capstan_docs");
   if (!text.ok() || !text->has_value() || !docs.ParseFromString(**text)) {
     docs.Clear();
   }

@@ -87,18 +87,16 @@ absl::StatusOr<OpenStore> OpenLibrary() {
   const std::string path = FindLibrary();
   // Others reserve more address space than they use.
   setenv("ARROW_DEFAULT_MEMORY_POOL", "system", 1);
-  void* const library =
-      path.empty() ? nullptr : dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  const auto open =
-      library == nullptr
-          ? nullptr
-          : reinterpret_cast<OpenStore>(dlsym(library, kStorageSymbol));
-  if (open != nullptr) return open;
-  const char* const why = path.empty() ? "there is none" : dlerror();
-  return absl::UnimplementedError(absl::StrCat(
-      kStorageLibrary, " can't be opened (", why == nullptr ? "" : why,
-      "): it comes with the trainer, unless that was built where Arrow can't "
-      "be fetched"));
+  if (path.empty()) {
+    return absl::UnimplementedError(absl::StrCat(
+        kStorageLibrary,
+        " can't be opened (there is none): it comes with the trainer, unless "
+        "that was built where Arrow can't be fetched"));
+  }
+  const absl::StatusOr<void*> open = LibrarySymbol(
+      path, kStorageLibrary, kStorageSymbol, RTLD_NOW | RTLD_LOCAL);
+  if (!open.ok()) return absl::UnimplementedError(open.status().message());
+  return reinterpret_cast<OpenStore>(*open);
 }
 
 std::string HowToMend(const Address& address) {

@@ -21,10 +21,11 @@ namespace capstan::evaluate {
 
 namespace {
 
-absl::Status AsChat(const ChatTemplate& chat, Asked* asked) {
+absl::Status AsChat(const ChatTemplate& chat, const std::string& field,
+                    Asked* asked) {
   if (!asked->task.format.prefix.empty() ||
       asked->task.output == TaskOutput::kRolling) {
-    return FieldError("--chat",
+    return FieldError(field,
                       absl::StrCat("isn't for the task ", asked->task.name,
                                    ", which begins the answer itself "
                                    "(gen_prefix) or has no question"));
@@ -46,6 +47,16 @@ absl::Status AsChat(const ChatTemplate& chat, Asked* asked) {
   return absl::OkStatus();
 }
 
+// A file that can't be read is an error of the task that names it.
+absl::StatusOr<std::vector<Document>> RowsOf(const Task& task,
+                                             const std::string& file) {
+  absl::StatusOr<std::vector<Document>> rows = ReadDocuments(file);
+  if (ErrnoOf(rows.status()) == 0) return rows;
+  return Annotate(rows.status(),
+                  absl::StrCat(task.path, ": the rows of the task ", task.name,
+                               " can't be read"));
+}
+
 }  // namespace
 
 absl::StatusOr<Asked> Ask(const Task& task, int64_t max_samples) {
@@ -57,10 +68,10 @@ absl::StatusOr<Asked> Ask(const Task& task, int64_t max_samples) {
         task.name, ".jsonl"));
   }
   CAPSTAN_ASSIGN_OR_RETURN(const std::vector<Document> documents,
-                           ReadDocuments(task.docs_file));
+                           RowsOf(task, task.docs_file));
   std::vector<Document> examples;
   if (task.num_fewshot > 0 && !task.fewshot_file.empty()) {
-    CAPSTAN_ASSIGN_OR_RETURN(examples, ReadDocuments(task.fewshot_file));
+    CAPSTAN_ASSIGN_OR_RETURN(examples, RowsOf(task, task.fewshot_file));
   }
   Asked asked;
   asked.task = task;
@@ -103,11 +114,17 @@ absl::StatusOr<Asking> AskAll(
   return asking;
 }
 
-absl::Status AsChats(const Tokenizer& tokenizer, Asking* asking) {
+absl::Status AsChats(const Tokenizer& tokenizer, const std::string& field,
+                     Asking* asking) {
+  if (tokenizer.chat_template().empty()) {
+    return FieldError(field,
+                      "the model's tokenizer has no chat template to ask in: "
+                      "leave it out, or take a model whose tokenizer has one");
+  }
   CAPSTAN_ASSIGN_OR_RETURN(const std::unique_ptr<ChatTemplate> chat,
                            FindChatTemplate("", tokenizer));
   for (Asked& asked : asking->asked) {
-    CAPSTAN_RETURN_IF_ERROR(AsChat(*chat, &asked));
+    CAPSTAN_RETURN_IF_ERROR(AsChat(*chat, field, &asked));
   }
   return absl::OkStatus();
 }

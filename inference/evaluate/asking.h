@@ -46,8 +46,10 @@ absl::StatusOr<Asking> AskAll(
         change);
 
 // Makes each context the user's turn, and what follows the assistant's, in the
-// tokenizer's own template (FindChatTemplate).
-absl::Status AsChats(const Tokenizer& tokenizer, Asking* asking);
+// tokenizer's own template (FindChatTemplate). Errors are about `field`, which
+// asks for it: "--chat".
+absl::Status AsChats(const Tokenizer& tokenizer, const std::string& field,
+                     Asking* asking);
 
 // The answers of a dataset of conversations, for generation: of each of the
 // first `count` samples, what comes before its last trained tokens as the

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
@@ -38,6 +39,16 @@ struct Written {
   std::string prefix;
 };
 
+// A template looks a row's label up by index(), whose error doesn't say that.
+absl::Status WithoutLabel(const absl::Status& status) {
+  if (!absl::EndsWith(status.message(), "index: not found")) return status;
+  return WithMessage(
+      status, absl::StrCat(status.message(),
+                           ": the row's label isn't among the choices that "
+                           "doc_to_target looks it up in: mend the row, or "
+                           "the list"));
+}
+
 // The fields of a format, as functions of rows.
 class RowWriter {
  public:
@@ -68,7 +79,9 @@ class RowWriter {
   absl::StatusOr<Written> Write(const Document& document) const {
     Written written;
     CAPSTAN_ASSIGN_OR_RETURN(written.text, text_(document));
-    CAPSTAN_ASSIGN_OR_RETURN(written.target, target_(document));
+    const absl::StatusOr<Json> target = target_(document);
+    if (!target.ok()) return WithoutLabel(target.status());
+    written.target = *target;
     CAPSTAN_ASSIGN_OR_RETURN(const Json prefix, prefix_(document));
     if (!prefix.is_null()) written.prefix = PythonText(prefix);
     if (!has_choices_) return written;

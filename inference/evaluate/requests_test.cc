@@ -201,6 +201,18 @@ TEST(RequestsTest, PrefixesBeginTheAnswer) {
             "Question: Q2\nAnswer: It is x\n\nQuestion: Q1\nAnswer: It is");
 }
 
+TEST(RequestsTest, ALabelThatIsNoChoiceIsTold) {
+  const auto requests =
+      MakeRequests(Arc(),
+                   Rows({R"({"question": "Q", "choices": {"text": ["x", "y"],)"
+                         R"( "label": ["A", "B"]}, "answerKey": "C"})"}),
+                   {});
+  ASSERT_FALSE(requests.ok());
+  EXPECT_THAT(std::string(requests.status().message()),
+              HasSubstr("doc_to_target: line 1: index: not found: the row's "
+                        "label isn't among the choices"));
+}
+
 // Blocks keep the spaces and line ends around them, unlike chat templates'.
 TEST(RequestsTest, TemplatesAreTheHarnesss) {
   Task task;

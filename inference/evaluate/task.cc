@@ -109,7 +109,7 @@ class TaskReader {
   }
 
   void Names() {
-    task_.name = keys_.Get<std::string>(
+    task_.name = keys_.GetName(
         "task", std::filesystem::path(task_.path).stem().string());
     task_.alias = keys_.Get<std::string>("task_alias", "");
     if (keys_.Has("tag")) {

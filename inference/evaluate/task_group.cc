@@ -211,7 +211,7 @@ class TreeBuilder {
 
   absl::Status AddGroup(TaskKeys keys, int depth, const Overrides& overrides) {
     TaskGroup group;
-    group.name = keys.Get<std::string>("group", "");
+    group.name = keys.GetName("group", "");
     group.alias = keys.Get<std::string>("group_alias", "");
     group.metrics = Metrics(&keys);
     CAPSTAN_RETURN_IF_ERROR(keys.status());

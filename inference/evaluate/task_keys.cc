@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <filesystem>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "base/files.h"
 #include "base/status.h"
@@ -137,6 +139,20 @@ void TaskKeys::FailUnknown(const std::set<std::string>& ignored) {
       Fail(key, "is no key of a task that is known here");
     }
   }
+}
+
+std::string TaskKeys::GetName(const std::string& key,
+                              const std::string& otherwise) {
+  std::string name = Get<std::string>(key, otherwise);
+  if (name.empty()) Fail(key, "is empty: results go by it, so give it a name");
+  for (const char c : name) {
+    if (!absl::ascii_iscntrl(static_cast<unsigned char>(c))) continue;
+    Fail(key, absl::StrCat("is \"", absl::Utf8SafeCEscape(name),
+                           "\", and has a control character: results go by "
+                           "it, so write it in one line without"));
+    break;
+  }
+  return name;
 }
 
 std::vector<std::string> TaskKeys::Texts(absl::string_view key,

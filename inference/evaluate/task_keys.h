@@ -89,6 +89,8 @@ class TaskKeys {
       return otherwise;
     }
   }
+  // A name that results go by: not empty, and one line.
+  std::string GetName(const std::string& key, const std::string& otherwise);
   // A text, or a list of texts.
   std::vector<std::string> Texts(absl::string_view key, const YAML::Node& node);
   // As YAML's core schema reads it: numbers, booleans and null are such unless

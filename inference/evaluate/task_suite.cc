@@ -93,7 +93,7 @@ capstan_make_task_suite(const SuiteSettings& settings, TokenModel& model,
                                     return absl::OkStatus();
                                   }));
   if (settings.chat) {
-    CAPSTAN_RETURN_IF_ERROR(AsChats(tokenizer, &asking));
+    CAPSTAN_RETURN_IF_ERROR(AsChats(tokenizer, "chat", &asking));
   }
   for (Asked& asked : asking.asked) {
     CAPSTAN_ASSIGN_OR_RETURN(

@@ -207,6 +207,10 @@ TEST_F(TaskTest, MistakesNameTheKey) {
   EXPECT_THAT(Error("class: !function known.f\ntask: a\n"),
               HasSubstr("class names a task that is written in Python"));
   EXPECT_THAT(Error(head + "nonsense: 1\n"), HasSubstr("nonsense"));
+  EXPECT_THAT(Error(head + "task: \"\"\n"),
+              HasSubstr("task.yaml: task is empty"));
+  EXPECT_THAT(Error(head + "task: \"a\\nb\"\n"),
+              HasSubstr("task is \"a\\nb\", and has a control character"));
   EXPECT_THAT(Error(head + "metric_list: [{metric: bleu}]\n"),
               HasSubstr("bleu"));
   EXPECT_THAT(Error(head + "metric_list: [{metric: exact_match, aggregation: "

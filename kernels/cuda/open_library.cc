@@ -10,6 +10,7 @@
 #include <cstring>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "base/own_library.h"
 #include "kernels/cuda/cuda_kernels_hash.h"
@@ -32,15 +33,15 @@ std::string FindLibrary() {
 const CudaKernels* Open() {
   const std::string path = FindLibrary();
   if (path.empty()) return nullptr;
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-  if (library == nullptr) {
-    const char* error = dlerror();
+  const absl::StatusOr<void*> symbol =
+      LibrarySymbol(path, kCudaKernelsLibrary, kCudaKernelsSymbol,
+                    RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+  if (!symbol.ok()) {
     TORCH_WARN("the fused GPU kernels are not used, and steps are slower: ",
-               path, " does not load: ", error == nullptr ? "?" : error);
+               symbol.status().message());
     return nullptr;
   }
-  const auto* kernels =
-      static_cast<const CudaKernels*>(dlsym(library, kCudaKernelsSymbol));
+  const auto* kernels = static_cast<const CudaKernels*>(*symbol);
   const std::string refusal = Refusal(kernels);
   if (refusal.empty()) return kernels;
   TORCH_WARN("the fused GPU kernels are not used, and steps are slower: ", path,

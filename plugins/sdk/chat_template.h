@@ -73,9 +73,10 @@ class ChatTemplate {
   static std::vector<std::string> Names();
 
   // Renders the tokenizer's own jinja template as transformers does. The name
-  // is that of one above that renders the same. NOT_FOUND if there is no
-  // template; INVALID_ARGUMENT, with the line, if it isn't jinja or refuses a
-  // user's message; RESOURCE_EXHAUSTED if it takes too much time or memory.
+  // is that of one above that renders the same. FAILED_PRECONDITION if there
+  // is no template; INVALID_ARGUMENT, with the line, if it isn't jinja or
+  // refuses a user's message; RESOURCE_EXHAUSTED if it takes too much time or
+  // memory.
   static absl::StatusOr<std::unique_ptr<ChatTemplate>> Recognise(
       const Tokenizer& tokenizer);
   // Like Recognise, for the jinja in a file and `tokenizer`'s special tokens.

@@ -87,6 +87,16 @@ TEST(GenerateTest, TextFromFinalAndFromACheckpoint) {
   EXPECT_EQ(texts[0], texts[1]);
 }
 
+TEST(LsTest, ARunWithoutCheckpointsIsOne) {
+  const std::string folder =
+      MustTrain(RunText().Train("max_steps: 1 save_every: 0"));
+  fs::remove_all(folder + "/checkpoints");
+  ExpectOneError(RunTrainer({"ls", folder}),
+                 {"has no checkpoints: its run has saved none"});
+  ExpectOneError(RunTrainer({"ls", NewTestFolder("empty")}),
+                 {"has no checkpoints: name a run's folder"});
+}
+
 TEST(GenerateTest, TheSeedDecidesWhatIsSampled) {
   const auto sample = [](const std::string& seed) {
     const TrainerResult result =

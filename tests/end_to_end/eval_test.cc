@@ -280,6 +280,16 @@ TEST_F(TaskEvalTest, MistakesAreOneSentence) {
       {"small.yaml", "nonsense"});
   ExpectOneError(RunTrainer({"eval", model, "--task=nowhere.yaml"}),
                  {"nowhere.yaml"});
+  ExpectOneError(RunTrainer({"eval", model, task, "--chat"}),
+                 {"--chat: the model's tokenizer has no chat template",
+                  "leave it out", "[command/flag]"});
+  const std::string lost =
+      WriteText(NewTestFolder("lost") + "/lost.yaml",
+                absl::StrCat("task: lost\ndoc_to_text: text\n", kChoiceTask,
+                             "dataset_kwargs: {data_files: missing.jsonl}\n"));
+  ExpectOneError(RunTrainer({"eval", model, "--task=" + lost}),
+                 {"lost.yaml: the rows of the task lost can't be read",
+                  "missing.jsonl", "[path/missing]"});
 }
 
 TEST(EvalTest, MistakesAreOneSentence) {

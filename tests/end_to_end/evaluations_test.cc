@@ -106,6 +106,16 @@ TEST(EvaluationsTest, TheSameWhateverTheStrategy) {
   }
 }
 
+TEST(EvaluationsTest, AChatNeedsATokenizerWithATemplate) {
+  const std::string config =
+      SmallRun(absl::StrCat("files: ", Quoted(Task("choices", kChoices)),
+                            " chat: true"))
+          .File();
+  ExpectOneError(RunTrainer({"check", "--config=" + config}),
+                 {"eval_tasks.chat: the model's tokenizer has no chat template",
+                  "leave it out", "[config/value]"});
+}
+
 TEST(EvaluationsTest, TheBestIsByAnyMetric) {
   const std::string tasks =
       absl::StrCat("files: ", Quoted(Task("choices", kChoices)));

@@ -11,8 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "tests/testing/run_folder.h"
 #include "tests/testing/run_text.h"
 
@@ -90,6 +92,37 @@ TEST(ExplainTest, WrongWordsNameTheRightOnes) {
               HasSubstr("did you mean run_distributed.pbtxt?"));
   EXPECT_THAT(RunTrainer({"--config", "run_distributed"}).err,
               HasSubstr("did you mean run_distributed.pbtxt?"));
+}
+
+TEST(ExplainTest, WrongValuesOfFlagsAreTold) {
+  const auto error = [](const std::vector<std::string>& words) {
+    const TrainerResult result = RunTrainer(words);
+    EXPECT_EQ(result.exit_code, 2);
+    return result.err;
+  };
+  EXPECT_THAT(error({"generate", "--model=a", "--prompt=b", "--prompt=c"}),
+              StartsWith("ERROR: --prompt: takes one value, and is given 2: "
+                         "leave all but one out [command/flag]"));
+  EXPECT_THAT(error({"eval", "--model=a", "--task"}),
+              HasSubstr("--task: needs a value: --task=FILE.yaml "
+                        "[command/flag]"));
+  EXPECT_THAT(error({"generate", "--model=a", "--top_k=x"}),
+              HasSubstr("--top_k: must be a whole number, is x "
+                        "[command/flag]"));
+  EXPECT_THAT(error({"generate", "--model=a", "--seed=x"}),
+              HasSubstr("--seed: must be a whole number, 0 or greater, is x"));
+  EXPECT_THAT(error({"generate", "--model=a", "--top_p=x"}),
+              HasSubstr("--top_p: must be a number, is x"));
+  EXPECT_THAT(error({"generate", "--model=a", "--greedy=maybe"}),
+              HasSubstr("--greedy: takes no value, is maybe"));
+}
+
+// Of a page whose first sentence has more than a line.
+TEST(ExplainTest, TheListHasWholeSentences) {
+  for (const absl::string_view line :
+       absl::StrSplit(OutputOf({"explain"}), '\n', absl::SkipEmpty())) {
+    EXPECT_TRUE(absl::EndsWith(line, ".")) << line;
+  }
 }
 
 TEST(ExplainTest, HelpFindsFieldsPluginsAndOthersNames) {

@@ -247,7 +247,7 @@ TEST_F(ForgetTest, TheCostIsToldBefore) {
     return told.out;
   };
   EXPECT_THAT(forget(RowOf(folder, 5)),
-              AllOf(HasSubstr("used in       steps 5\n"),
+              AllOf(HasSubstr("used in       step 5\n"),
                     HasSubstr("checkpoints/step-00000004\n"),
                     HasSubstr("2 of 6 steps (33 %), about "),
                     HasSubstr("--yes begins")));
@@ -285,7 +285,7 @@ TEST_F(ForgetTest, TheCostIsToldBefore) {
   // final/ has learnt it, whatever checkpoints are left.
   const int64_t row = RowOf(folder, 5);
   fs::remove_all(folder + "/checkpoints/step-00000006");
-  EXPECT_THAT(forget(row), AllOf(HasSubstr("used in       steps 5\n"),
+  EXPECT_THAT(forget(row), AllOf(HasSubstr("used in       step 5\n"),
                                  HasSubstr("2 of 6 steps (33 %), about ")));
   ExpectOneError(RunTrainer({"forget", folder, absl::StrCat("--row=", row),
                              "--set", "train.max_steps=60"}),
@@ -416,11 +416,42 @@ TEST_F(ForgetTest, OneBegins) {
   ExpectOneError(RunTrainer(words), {"exists already: remove it"});
 }
 
+// The old run's folder is to be removed.
+TEST_F(ForgetTest, LatestNamesTheNewRun) {
+  const std::string runs = NewTestFolder("runs");
+  const std::string folder =
+      MustTrain(TextRun(corpus_).Output(runs + "/first"));
+  WriteText(runs + "/latest", "first\n");
+  const std::string row = absl::StrCat("--row=", RowOf(folder, 5));
+  const std::string elsewhere = NewTestFolder("forgot") + "/run";
+  const TrainerResult away = RunTrainer(
+      {"forget", runs + "/latest", row, "--yes", "--output_dir=" + elsewhere});
+  EXPECT_EQ(away.exit_code, 0) << away.err;
+  EXPECT_THAT(away.out, HasSubstr("/latest still names the old run"));
+  EXPECT_EQ(LatestRun(runs), folder);
+  const TrainerResult beside =
+      RunTrainer({"forget", runs + "/latest", row, "--yes"});
+  EXPECT_EQ(beside.exit_code, 0) << beside.err;
+  EXPECT_THAT(beside.out, HasSubstr("/latest now names the new run\n"));
+  EXPECT_THAT(LatestRun(runs), HasSubstr("/first-without-"));
+  fs::remove_all(folder);
+  EXPECT_TRUE(fs::exists(LatestRun(runs) + "/final"));
+}
+
 TEST_F(ForgetTest, WhatCannotBeForgottenIsTold) {
   const RunText run = TextRun(corpus_).Train("resume: AUTO");
   const std::string folder = MustTrain(run);
   ExpectOneError(RunTrainer({"forget", folder, "--row=20"}),
-                 {"forgotten_rows", "has no row 20, but those from 0 to 19"});
+                 {"--row=20: train_data has no row 20, but those from 0 to "
+                  "19"});
+  for (const char* address : {"s3://bucket/run", "file:///run"}) {
+    ExpectOneError(RunTrainer({"forget", folder, "--row=3",
+                               absl::StrCat("--output_dir=", address)}),
+                   {"--output_dir", address, "a local folder"});
+  }
+  ExpectOneError(RunTrainer({"forget", folder, "--row=3",
+                             "--output_dir=" + MustTrain(run)}),
+                 {"holds another run already: name another --output_dir"});
   ExpectOneError(
       RunTrainer({"forget", folder, "--row=3", "--set", "train.resume=NEVER"}),
       {"train.resume is forget's own to set"});
@@ -455,6 +486,11 @@ TEST_F(ForgetTest, WhatCannotBeForgottenIsTold) {
   EXPECT_THAT(RunTrainer({"forget", folder, "--row=3"}).err,
               Not(HasSubstr("resume_with_changes")));
   WriteText(corpus_, text);
+  const std::string config = ReadText(folder + "/config.pbtxt");
+  WriteText(folder + "/config.pbtxt", "");
+  ExpectOneError(RunTrainer({"forget", folder, "--row=3"}),
+                 {folder + "/config.pbtxt is empty: put back"});
+  WriteText(folder + "/config.pbtxt", config);
   fs::remove_all(folder + "/checkpoints");
   ExpectOneError(RunTrainer({"forget", folder, "--row=3"}),
                  {"has no checkpoint"});

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -205,6 +206,26 @@ TEST(GenerateFlagsTest, WithoutEffectAreErrors) {
   error({"--beams=1025"}, {"--beams", "at most 1024, is 1025"});
   error({"--stop", ""}, {"--stop", "is empty"});
   error({"--sequences=1000000001"}, {"--sequences", "at most 1000000000"});
+  error({"--greedy", "--seed=3"}, {"--seed", "--greedy"});
+  error({"--batch_size=4"}, {"--batch_size", "without --output"});
+  error({"--template=nonsense"}, {"--template", "no prompt is one"});
+}
+
+TEST(GenerateFlagsTest, NumbersAreCheckedBeforeAnythingIsShown) {
+  for (const auto& [flag, rule] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"--temperature=-1", "--temperature: must be 0 or greater, is -1"},
+           {"--top_k=-1", "--top_k: must be 0 or greater, is -1"},
+           {"--top_p=2", "--top_p: must be greater than 0 and at most 1, is 2"},
+           {"--min_p=2", "--min_p: must be from 0 to 1, is 2"},
+           {"--repetition_penalty=0", "--repetition_penalty: must be greater"},
+           {"--no_repeat_ngram_size=-1",
+            "--no_repeat_ngram_size: must be 0"}}) {
+    const TrainerResult result =
+        RunTrainer({"generate", "--model=" + Texts(), "--prompt=And", flag});
+    EXPECT_EQ(result.out, "") << flag;
+    ExpectOneError(result, {rule, "[command/flag]"});
+  }
 }
 
 // As of `serve`, though rotary positions would go on.

@@ -455,7 +455,7 @@ absl::Status JinjaTemplate::Check(const Tokenizer& tokenizer) const {
 absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Recognise(
     const Tokenizer& tokenizer) {
   if (tokenizer.chat_template().empty()) {
-    return absl::NotFoundError(
+    return absl::FailedPreconditionError(
         absl::StrCat("the tokenizer has no chat template: set one of ",
                      absl::StrJoin(Names(), ", "),
                      ", for instance chat_template: \"chatml\""));

@@ -316,6 +316,25 @@ TEST_F(FallbackTest, AManifestThatIsCut) {
   EXPECT_EQ(resumed[2].folder, folder_);
 }
 
+// A later step's name would hide those between.
+TEST_F(FallbackTest, ARenamedOneIsPassedOver) {
+  const std::string renamed = out_ + "/checkpoints/step-00000099";
+  fs::rename(folder_, renamed);
+  std::vector<Resumed> resumed;
+  const auto statuses = Load(&resumed);
+  ASSERT_TRUE(FirstError(statuses).ok()) << FirstError(statuses);
+  EXPECT_EQ(resumed[0].folder, newest_);
+  ASSERT_EQ(resumed[0].damaged.size(), 1u);
+  EXPECT_EQ(resumed[0].damaged[0].first, 99);
+  EXPECT_EQ(resumed[0].damaged[0].second,
+            renamed + " holds step 5: give it its name back, step-00000005");
+  EXPECT_FALSE(VerifyCheckpoint(renamed).ok());
+  EXPECT_FALSE(VerifyCheckpoint(renamed + "/").ok());
+  // Another name says nothing of steps.
+  fs::rename(renamed, out_ + "/mine");
+  EXPECT_TRUE(VerifyCheckpoint(out_ + "/mine").ok());
+}
+
 TEST_F(FallbackTest, NoneIsWhole) {
   FlipLastByte(newest_ + kStateFile);
   fs::remove(folder_ + kStateFile);

@@ -14,6 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "base/error_code.h"
 #include "base/files.h"
 #include "trainer/checkpoint/checkpoint.h"
 
@@ -137,6 +138,18 @@ void RemoveOldCheckpoints(const std::string& output_dir, int keep,
     }
   }
   RemoveLeftovers(output_dir);
+}
+
+absl::Status CheckStepOfName(const std::string& folder, int64_t step) {
+  const std::filesystem::path path(folder);
+  const std::filesystem::path name =
+      path.has_filename() ? path.filename() : path.parent_path().filename();
+  const int64_t named = StepOf(name.string());
+  if (named < 0 || named == step) return absl::OkStatus();
+  return WithCode(absl::DataLossError(absl::StrFormat(
+                      "%s holds step %d: give it its name back, step-%08d",
+                      folder, step, step)),
+                  "checkpoint/renamed");
 }
 
 void RemoveLeftovers(const std::string& output_dir) {

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+
 namespace capstan {
 
 // A folder in OUTPUT_DIR/checkpoints.
@@ -34,6 +36,10 @@ std::vector<StoredCheckpoint> WholeCheckpoints(const std::string& output_dir);
 void RemoveOldCheckpoints(const std::string& output_dir, int keep,
                           int64_t saved_step, int64_t best_step,
                           const std::set<int64_t>& damaged = {});
+
+// DATA_LOSS if the checkpoint of `step` in `folder` has another step's name: it
+// would count as that, and hide those between.
+absl::Status CheckStepOfName(const std::string& folder, int64_t step);
 
 // Removes only what killed runs have left. No run may be saving there.
 void RemoveLeftovers(const std::string& output_dir);

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
@@ -13,6 +14,7 @@
 #include "plugins/sdk/lib/lora.h"
 #include "plugins/sdk/model.h"
 #include "trainer/checkpoint/base_weights.h"
+#include "trainer/checkpoint/manifest.h"
 #include "trainer/checkpoint/model_files.h"
 #include "trainer/checkpoint/weight_files.h"
 
@@ -20,6 +22,9 @@ namespace capstan {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+// capstan.json's key for the digest of the folder's weights.
+constexpr char kWeightsKey[] = "weights";
 
 // Writes a parameter's value as tensor `index` of the files.
 absl::Status AddWeight(const WeightFileTensor& tensor, int index,
@@ -97,11 +102,14 @@ absl::Status WriteOtherFiles(const std::string& path, const FinalFolder& folder,
     CAPSTAN_RETURN_IF_ERROR(
         WriteWholeFile(absl::StrCat(path, "/", name), text));
   }
-  CAPSTAN_RETURN_IF_ERROR(WriteWholeFile(
-      path + "/capstan.json",
-      CapstanJson(folder.config_text, folder.base_weights,
-                  folder.lora.has_value() ? folder.lora->quantize
-                                          : Quantize::kFolders)));
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string weights,
+                           DigestOfWeights(WeightsOfFinal(path)));
+  CAPSTAN_RETURN_IF_ERROR(
+      WriteWholeFile(path + "/capstan.json",
+                     CapstanJson(folder.config_text, folder.base_weights,
+                                 folder.lora.has_value() ? folder.lora->quantize
+                                                         : Quantize::kFolders,
+                                 weights)));
   return AddBaseFiles(path, folder);
 }
 
@@ -225,13 +233,40 @@ absl::Status SaveHuggingFaceFolder(const FinalFolder& folder,
 }
 
 std::string CapstanJson(const std::string& config,
-                        const std::string& base_weights, Quantize quantize) {
+                        const std::string& base_weights, Quantize quantize,
+                        const std::string& weights) {
   nlohmann::ordered_json json = {{"format", 1}, {"config", config}};
   if (!base_weights.empty()) json[kBaseWeightsKey] = base_weights;
   if (QuantizeName(quantize) != nullptr) {
     json[kQuantizeKey] = QuantizeName(quantize);
   }
+  if (!weights.empty()) json[kWeightsKey] = weights;
   return json.dump(2) + "\n";
+}
+
+std::string WeightsOfFinal(const std::string& folder) {
+  const std::string adapter = folder + "/adapter_model.safetensors";
+  return PathExists(adapter) ? adapter : folder;
+}
+
+absl::StatusOr<bool> CheckFinalFolder(const std::string& folder) {
+  const auto damaged = [](const std::string& path, absl::string_view how) {
+    return absl::DataLossError(
+        absl::StrCat(path, ": is damaged: ", how, kWhatToDo));
+  };
+  const std::string path = folder + "/capstan.json";
+  CAPSTAN_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
+  const Json json = ParseJson<Json>(text);
+  if (!json.is_object()) return damaged(path, "it isn't a JSON object");
+  const auto found = json.find(kWeightsKey);
+  if (found == json.end() || !found->is_string()) return false;
+  const absl::StatusOr<std::string> weights =
+      DigestOfWeights(WeightsOfFinal(folder));
+  if (!weights.ok()) return damaged(folder, weights.status().message());
+  if (*weights == found->get<std::string>()) return true;
+  return damaged(
+      folder, absl::StrCat("its weights are ", *weights, ", capstan.json says ",
+                           found->get<std::string>()));
 }
 
 }  // namespace capstan

@@ -43,10 +43,10 @@ struct FinalFolder {
 // Writes a Hugging Face folder: weights in `dtype` as model.safetensors, or as
 // shards with an index if larger than `max_shard_bytes`; Model::SaveConfig's
 // files, with the tokenizer's special tokens where they differ; the tokenizer's
-// files; capstan.json with `config_text`; `files`; and the base folder's
-// remaining files (code, licence: CopyModelFiles). For an adapter,
-// adapter_model.safetensors (float32) and adapter_config.json replace weights,
-// config and the base's files.
+// files; capstan.json with `config_text` and a digest of the weights; `files`;
+// and the base folder's remaining files (code, licence: CopyModelFiles). For an
+// adapter, adapter_model.safetensors (float32) and adapter_config.json replace
+// weights, config and the base's files.
 //
 // Written to a hidden sibling and renamed; an existing folder is replaced only
 // once the new one is complete. Collective: the strategy brings parameters to
@@ -63,10 +63,19 @@ absl::Status SetSpecialTokens(const std::string& folder,
 
 // A folder's capstan.json: `config` of the run and, for an adapter, the digest
 // of its base's weights (base_weights.h), if known, and what that was quantised
-// to for training.
+// to for training; and the digest of the folder's own weights, if given.
 std::string CapstanJson(const std::string& config,
                         const std::string& base_weights = "",
-                        Quantize quantize = Quantize::kFolders);
+                        Quantize quantize = Quantize::kFolders,
+                        const std::string& weights = "");
+
+// The file or folder that has a final folder's weights.
+std::string WeightsOfFinal(const std::string& folder);
+
+// Reads all weights of a final folder and compares them with the digest in its
+// capstan.json; false if that has none, as an earlier version's. DATA_LOSS if
+// they differ or can't be read.
+absl::StatusOr<bool> CheckFinalFolder(const std::string& folder);
 
 }  // namespace capstan
 

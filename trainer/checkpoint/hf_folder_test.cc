@@ -7,10 +7,12 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "plugins/sdk/idle_for_test.h"
 #include "plugins/sdk/lib/safetensors.h"
+#include "trainer/checkpoint/base_weights.h"
 #include "trainer/checkpoint/checkpoint_testing.h"
 
 namespace capstan {
@@ -164,7 +166,10 @@ TEST(HfFolderTest, OneFile) {
                           "tokenizer.json"));
   ExpectWeights(out + "/final", c10::ScalarType::Float);
   const Json capstan = Json::parse(*ReadWholeFile(out + "/final/capstan.json"));
-  EXPECT_EQ(capstan, Json({{"format", 1}, {"config", "name: \"test\"\n"}}));
+  EXPECT_EQ(capstan,
+            Json({{"format", 1},
+                  {"config", "name: \"test\"\n"},
+                  {"weights", DigestOfWeights(out + "/final").value()}}));
   EXPECT_EQ((*SafetensorsReader::Open(out + "/final"))->metadata().at("format"),
             "pt");
 }
@@ -261,6 +266,38 @@ TEST(HfFolderTest, ANewFolderReplacesAnOlder) {
   EXPECT_THAT(Names(out + "/final"),
               ElementsAre("capstan.json", "config.json", "model.safetensors"));
   ExpectWeights(out + "/final", c10::ScalarType::Float, 0.5f);
+}
+
+TEST(HfFolderTest, ABitOfTheWeightsThatChangedIsFound) {
+  for (const int64_t shard_bytes : {int64_t{30}, kMaxShardBytes}) {
+    const std::string out = NewFolder() + "/final";
+    Wish wish;
+    wish.max_shard_bytes = shard_bytes;
+    ASSERT_TRUE(FirstError(SaveTo(out, wish)).ok());
+    EXPECT_EQ(CheckFinalFolder(out).value(), true);
+    const std::string capstan = *ReadWholeFile(out + "/capstan.json");
+    ASSERT_TRUE(WriteWholeFile(out + "/capstan.json", "{}").ok());
+    EXPECT_EQ(CheckFinalFolder(out).value(), false);
+    ASSERT_TRUE(WriteWholeFile(out + "/capstan.json", "{").ok());
+    EXPECT_TRUE(absl::IsDataLoss(CheckFinalFolder(out).status()));
+    ASSERT_TRUE(WriteWholeFile(out + "/capstan.json", capstan).ok());
+    for (const std::string& name : Names(out)) {
+      if (!absl::EndsWith(name, ".safetensors")) continue;
+      const std::string path = absl::StrCat(out, "/", name);
+      const std::string bytes = *ReadWholeFile(path);
+      std::string flipped = bytes;
+      flipped[flipped.size() - 5] ^= 64;
+      ASSERT_TRUE(WriteWholeFile(path, flipped).ok());
+      const absl::Status status = CheckFinalFolder(out).status();
+      EXPECT_TRUE(absl::IsDataLoss(status)) << name;
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr("is damaged: its weights are 4 tensors in F32"));
+      ASSERT_TRUE(WriteWholeFile(path, bytes.substr(0, 20)).ok());
+      EXPECT_TRUE(absl::IsDataLoss(CheckFinalFolder(out).status())) << name;
+      ASSERT_TRUE(WriteWholeFile(path, bytes).ok());
+    }
+    EXPECT_EQ(CheckFinalFolder(out).value(), true);
+  }
 }
 
 TEST(HfFolderTest, AFailureLeavesTheOlderFolder) {

@@ -19,6 +19,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
+#include "trainer/checkpoint/checkpoint_folders.h"
 #include "trainer/checkpoint/state_kinds.h"
 
 namespace capstan {
@@ -448,6 +449,7 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
   CAPSTAN_ASSIGN_OR_RETURN(Manifest manifest, ManifestFromJson(text, path));
   const absl::Status status = CheckManifest(manifest);
   if (!status.ok()) return DamagedError(path, status.message());
+  CAPSTAN_RETURN_IF_ERROR(CheckStepOfName(folder, manifest.train_state.step));
   for (const auto& [name, checksum] : manifest.texts) {
     const std::string beside = absl::StrCat(folder, "/", name);
     const absl::StatusOr<std::string> content = ReadWholeFile(beside);

@@ -96,7 +96,8 @@ std::string ManifestToJson(const Manifest& manifest);
 absl::StatusOr<Manifest> ManifestFromJson(absl::string_view text,
                                           const std::string& path);
 // Reads FOLDER/manifest.json, verifies its checksum and those of its texts, and
-// runs CheckManifest. Errors name the file, the field and what to do.
+// runs CheckManifest; if FOLDER is named step-NNNNNNNN, its step must be that.
+// Errors name the file, the field and what to do.
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder);
 
 // Checks that the run's numbers are possible, that ranges lie within their

@@ -25,7 +25,7 @@ absl::Status OpenDesk() {
   if (CommandMakers().count(kNewPlugin) > 0) return absl::OkStatus();
   // Beside the core, its exceptions' types, too, are the core's.
   return OpenOwnLibrary(kDesk, "trainer", "the commands around training",
-                        RTLD_LAZY | RTLD_GLOBAL)
+                        /*symbol=*/nullptr, RTLD_LAZY | RTLD_GLOBAL)
       .status();
 }
 

@@ -22,6 +22,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/types/optional.h"
 #include "base/error_code.h"
@@ -385,6 +387,41 @@ std::string UnexpectedWord(const CLI::App& app, const CLI::App& called,
                       " [command/unknown]");
 }
 
+// CLI11's error about a flag's value, in our words; its others stay.
+std::string InOurWords(const CLI::App& called, const std::string& error) {
+  constexpr char kCode[] = " [command/flag]";
+  absl::string_view rest = error;
+  if (absl::ConsumePrefix(&rest, "Could not convert: ")) {
+    const std::pair<std::string, std::string> parts =
+        absl::StrSplit(rest, absl::MaxSplits(" = ", 1));
+    const CLI::Option* const option = called.get_option_no_throw(parts.first);
+    const std::string type = option == nullptr ? "" : option->get_type_name();
+    const char* const wanted =
+        option != nullptr && option->get_items_expected_max() == 0
+            ? "takes no value"
+        : absl::StartsWith(type, "UINT")
+            ? "must be a whole number, 0 or greater"
+        : absl::StartsWith(type, "INT") ? "must be a whole number"
+                                        : "must be a number";
+    return absl::StrCat(parts.first, ": ", wanted, ", is ", parts.second,
+                        kCode);
+  }
+  const std::pair<std::string, std::string> parts =
+      absl::StrSplit(error, absl::MaxSplits(": ", 1));
+  absl::string_view why = parts.second;
+  if (absl::ConsumePrefix(&why, "At Most 1 required but received ")) {
+    return absl::StrCat(parts.first, ": takes one value, and is given ", why,
+                        ": leave all but one out", kCode);
+  }
+  if (absl::ConsumePrefix(&why, "1 required ") &&
+      absl::ConsumeSuffix(&why, " missing")) {
+    absl::ConsumeSuffix(&why, ":POSITIVE");
+    return absl::StrCat(parts.first, ": needs a value: ", parts.first, "=", why,
+                        kCode);
+  }
+  return error;
+}
+
 // The exit code, if there is nothing to run.
 absl::optional<int> Parse(int argc, char** argv, CLI::App* app) {
   std::string error;
@@ -406,6 +443,7 @@ absl::optional<int> Parse(int argc, char** argv, CLI::App* app) {
   }
   const std::vector<CLI::App*> commands = app->get_subcommands();
   const CLI::App& called = commands.empty() ? *app : *commands[0];
+  error = InOurWords(called, error);
   const std::vector<std::string> words(argv + 1, argv + argc);
   const std::vector<std::string> extras = app->remaining(/*recurse=*/true);
   if (!expected && !extras.empty() && !called.get_allow_extras()) {

@@ -91,10 +91,11 @@ absl::StatusOr<int> Check(const RunOptions& options) {
             << ParameterCount(*job.parts.model) << " parameters, "
             << job.parts.train_data->size() << " training samples, "
             << job.parts.strategy_name << ", " << job.parts.precision_name
-            << ", global batch " << job.batch.global_batch_size << " = micro "
-            << job.batch.micro_batch_size << " x "
-            << RanksText(mesh.size(), mesh.sequence) << " x accumulation "
-            << job.batch.accumulation << ", "
+            << ", global batch "
+            << BatchText(job.batch.global_batch_size,
+                         job.batch.micro_batch_size, mesh.size(), mesh.sequence,
+                         job.batch.accumulation)
+            << ", "
             << StepsOfRun(job.loaded.config.train(), EpochRows(job.parts),
                           job.batch.global_batch_size)
             << " steps\n";

@@ -147,9 +147,8 @@ std::string Communication(const RunSummary& summary) {
 
 std::string BannerText(const RunFacts& facts, bool bold) {
   const std::string batch =
-      absl::StrCat(facts.global_batch_size, " = micro ", facts.micro_batch_size,
-                   " x ", RanksText(facts.world_size, facts.sequence),
-                   " x accumulation ", facts.accumulation);
+      BatchText(facts.global_batch_size, facts.micro_batch_size,
+                facts.world_size, facts.sequence, facts.accumulation);
   std::vector<std::pair<std::string, std::string>> rows = {
       {"ranks", absl::StrCat(facts.world_size)},
       {"devices", facts.device},
@@ -222,7 +221,8 @@ std::string SummaryJson(const RunSummary& summary, const std::string& devices) {
   return JsonText(json, 2) + "\n";
 }
 
-// "0.12 s in 4 saves, 0.3 % of the run; 1 waited for the one before".
+// "0.12 s in 4 saves while training, 0.3 % of the run; 1 waited for the one
+// before".
 void AddSaving(const SavingCost& cost,
                std::vector<std::pair<std::string, std::string>>* rows) {
   const auto share = [&](double seconds) {
@@ -234,7 +234,7 @@ void AddSaving(const SavingCost& cost,
     rows->emplace_back(
         "saving",
         absl::StrCat(ShortDuration(cost.save_seconds), " in ", cost.saves,
-                     cost.saves == 1 ? " save, " : " saves, ",
+                     cost.saves == 1 ? " save" : " saves", " while training, ",
                      share(cost.save_seconds),
                      cost.waits == 0 ? ""
                                      : absl::StrCat("; ", cost.waits,
@@ -502,6 +502,14 @@ absl::optional<double> MetricIn(const TaggedNumbers& numbers,
 std::string RanksText(int ranks, int sequence) {
   return absl::StrCat(ranks, ranks == 1 ? " rank" : " ranks",
                       sequence > 1 ? absl::StrCat(" / ", sequence) : "");
+}
+
+std::string BatchText(int64_t global, int64_t micro, int ranks, int sequence,
+                      int64_t accumulation) {
+  const bool whole = micro * (ranks / sequence) * accumulation == global;
+  return absl::StrCat(global, whole ? " = micro " : ", at most micro ", micro,
+                      " x ", RanksText(ranks, sequence), " x accumulation ",
+                      accumulation);
 }
 
 double Median(std::vector<double> values) {

@@ -94,6 +94,11 @@ struct Generation {
 // "4 ranks", "4 ranks / 2".
 std::string RanksText(int ranks, int sequence);
 
+// "16 = micro 2 x 4 ranks x accumulation 2"; where ranks are idle, since they
+// share fewer micro-batches: "16, at most micro 2 x 3 ranks x accumulation 3".
+std::string BatchText(int64_t global, int64_t micro, int ranks, int sequence,
+                      int64_t accumulation);
+
 struct RunFacts {
   std::string name;
   std::string output_dir;

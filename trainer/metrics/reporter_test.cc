@@ -89,6 +89,27 @@ TEST_F(ReporterTest, Banner) {
   EXPECT_THAT(printed, Not(HasSubstr("placed by")));
 }
 
+TEST_F(ReporterTest, BannerOfRanksThatAreIdle) {
+  facts_.world_size = 3;
+  facts_.micro_batch_size = 2;
+  facts_.global_batch_size = 16;
+  facts_.accumulation = 3;
+  EXPECT_THAT(Printed([](Reporter* reporter) { reporter->Banner(); }),
+              HasSubstr("16, at most micro 2 x 3 ranks x accumulation 3\n"));
+  EXPECT_EQ(BatchText(8, 2, 4, 2, 2),
+            "8 = micro 2 x 4 ranks / 2 x "
+            "accumulation 2");
+}
+
+// Without the save at the end.
+TEST_F(ReporterTest, SummaryHasTheSavesWhileTraining) {
+  RunSummary summary;
+  summary.saving.saves = 1;
+  summary.saving.train_seconds = 10.0;
+  EXPECT_THAT(Printed([&](Reporter* reporter) { reporter->Finish(summary); }),
+              HasSubstr(" in 1 save while training, 0.0 % of the run\n"));
+}
+
 TEST_F(ReporterTest, BannerUnderALauncher) {
   facts_.placed_by = "SLURM: job 7, node 0 of 2, rank 0 of 4";
   EXPECT_THAT(Printed([](Reporter* reporter) { reporter->Banner(); }),

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -26,7 +27,7 @@ namespace {
 // A value to compare, and its name as the object of "rank 1 has".
 struct RankFact {
   std::string what;   // "another model"
-  std::string value;  // one line; "": unknown, as good as any
+  std::string value;  // "": unknown, as good as any
 };
 
 std::string Hex(uint32_t crc) { return absl::StrFormat("%08x", crc); }
@@ -113,20 +114,22 @@ std::string BuildText() {
 absl::Status CompareFacts(ProcessGroup& group,
                           const std::vector<RankFact>& facts,
                           const std::string& hint) {
-  const std::string all =
-      absl::StrJoin(facts, "\n", [](std::string* out, const RankFact& fact) {
-        absl::StrAppend(out, fact.value);
-      });
+  // Names that plugins and files give may have any character.
+  std::vector<std::string> ours;
+  for (const RankFact& fact : facts) {
+    ours.push_back(absl::Utf8SafeCEscape(fact.value));
+  }
+  const std::string all = absl::StrJoin(ours, "\n");
   CAPSTAN_ASSIGN_OR_RETURN(const std::string rank0s, FromRank0(group, all));
   const std::vector<std::string> theirs = absl::StrSplit(rank0s, '\n');
   absl::Status same;
   for (size_t i = 0; i < facts.size() && same.ok(); ++i) {
     const std::string& other = i < theirs.size() ? theirs[i] : "";
-    const std::string& mine = facts[i].value;
+    const std::string& mine = ours[i];
     if (mine == other || mine.empty() || other.empty()) continue;
     same = absl::FailedPreconditionError(absl::StrCat(
-        "rank ", group.rank(), " has ", facts[i].what, " than rank 0: ",
-        facts[i].value, ", where rank 0 has ", other, "; ", hint));
+        "rank ", group.rank(), " has ", facts[i].what, " than rank 0: ", mine,
+        ", where rank 0 has ", other, "; ", hint));
   }
   return Agree(group, same, "start with what rank 0 has");
 }

@@ -22,12 +22,10 @@ absl::StatusOr<evaluate::MakeTaskSuite*> FindMaker() {
   void* maker = dlsym(RTLD_DEFAULT, evaluate::kMakeTaskSuite);
   if (maker == nullptr) {
     CAPSTAN_ASSIGN_OR_RETURN(
-        void* const library,
-        OpenOwnLibrary(evaluate::kEvaluateLibrary, "inference/evaluate",
-                       "the tasks of evaluations", RTLD_NOW | RTLD_LOCAL));
-    maker = dlsym(library, evaluate::kMakeTaskSuite);
+        maker, OpenOwnLibrary(evaluate::kEvaluateLibrary, "inference/evaluate",
+                              "the tasks of evaluations",
+                              evaluate::kMakeTaskSuite, RTLD_NOW | RTLD_LOCAL));
   }
-  if (maker == nullptr) return absl::InternalError(dlerror());
   return reinterpret_cast<evaluate::MakeTaskSuite*>(maker);
 }
 

@@ -238,13 +238,12 @@ std::string KeepGlobalBatch(const std::string& checkpoint,
   }
   if (asked == global && fitting == micro) return "";
   batch->set_global_batch_size(global);
-  std::string note =
-      absl::StrCat("goes on with the run's global batch of ", global);
-  if (automatic) return note;
+  std::string note = "goes on with the run's global batch of ";
+  if (automatic) return absl::StrCat(note, global);
   batch->set_micro_batch_size(static_cast<Batching::MicroBatchSize>(fitting));
-  absl::StrAppend(&note, " = micro ", fitting, " x ",
-                  RanksText(mesh.size(), mesh.sequence), " x accumulation ",
-                  BatchShares{fitting, global, at_once}.micro_steps());
+  absl::StrAppend(
+      &note, BatchText(global, fitting, mesh.size(), mesh.sequence,
+                       BatchShares{fitting, global, at_once}.micro_steps()));
   if (fitting != micro) {
     absl::StrAppend(&note, " (micro_batch_size ", micro,
                     " doesn't cut it evenly)");

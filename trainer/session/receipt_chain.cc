@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "trainer/session/receipt_chain.h"
 
-#include <fstream>
+#include <initializer_list>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "base/digest.h"
+#include "base/error_code.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/status.h"
@@ -68,7 +70,7 @@ const ReceiptChain::Known* ReceiptChain::Find(int64_t step) const {
 absl::StatusOr<ReceiptChain::Hashes> ReceiptChain::HashesOf(
     const Line& line) const {
   const int64_t step = StepOfReceipt(line);
-  if (step < 0) return absl::DataLossError("is of no step");
+  if (step < 0) return absl::DataLossError("it is of no step");
   const Line bare = Without(line, {kChain, kSeal});
   const Line trained = Without(bare, {"how"});
   Hashes hashes;
@@ -76,7 +78,7 @@ absl::StatusOr<ReceiptChain::Hashes> ReceiptChain::HashesOf(
     const Known* const before = Find(step - 1);
     if (before == nullptr) {
       return absl::FailedPreconditionError(
-          absl::StrCat("follows no line of step ", step - 1));
+          absl::StrCat("it follows no line of step ", step - 1));
     }
     hashes.chain = HashOf(before->chain, JsonText(trained));
   } else {
@@ -116,71 +118,142 @@ absl::Status ReceiptChain::Check(const Line& line) {
   }
   if (ReceiptText(line, kChain) != hashes->chain) {
     return absl::DataLossError(
-        "its chain isn't that of what it says and of the step before it");
+        "its chain isn't the hash of what it says and of the step before it");
   }
   if (ReceiptText(line, kSeal) != hashes->seal) {
     return absl::DataLossError(
-        "its seal isn't that of what it says and of the line before it");
+        "its seal isn't the hash of what it says and of the line before it");
   }
   Take(line);
   return absl::OkStatus();
 }
 
-absl::StatusOr<ReceiptChain> ReadReceipts(
-    const std::string& folder, const std::function<void(Line)>& use) {
+namespace {
+
+// A file's lines, checked one by one.
+class LinesOfReceipts {
+ public:
+  LinesOfReceipts(std::string path, const std::function<void(Line)>& use)
+      : path_(std::move(path)), use_(use) {}
+
+  // `ended`: by a newline.
+  absl::Status Take(const std::string& text, bool ended);
+  // Behind the last.
+  absl::Status End() const;
+
+  Receipts& receipts() { return receipts_; }
+
+ private:
+  // Of the newest half line, which isn't where a killed process leaves one.
+  absl::Status NoReceipt() const;
+  absl::Status Changed(int64_t number, int64_t step,
+                       absl::string_view how) const;
+
+  const std::string path_;
+  const std::function<void(Line)>& use_;
+  Receipts receipts_;
+  int64_t number_ = 0;
+  bool half_ = false;  // the newest line
+  bool half_ended_ = false;
+};
+
+absl::Status LinesOfReceipts::Changed(int64_t number, int64_t step,
+                                      absl::string_view how) const {
+  return WithCode(absl::DataLossError(absl::StrCat(
+                      path_, ": line ", number,
+                      step < 0 ? "" : absl::StrCat(" (step ", step, ")"), " ",
+                      how, "; put the file as the run wrote it in its place")),
+                  "receipts/chain");
+}
+
+absl::Status LinesOfReceipts::NoReceipt() const {
+  return Changed(receipts_.half_lines.back(), -1,
+                 "isn't as the run wrote it: it is no receipt");
+}
+
+absl::Status LinesOfReceipts::Take(const std::string& text, bool ended) {
+  ++number_;
+  Line line = ParseJson<Line>(text);
+  if (!line.is_object()) {
+    // A process died while it wrote it, or still writes it.
+    if (half_) return NoReceipt();
+    half_ = true;
+    half_ended_ = ended;
+    receipts_.half_lines.push_back(number_);
+    return absl::OkStatus();
+  }
+  // Only one that goes on finds half a line, and ends it.
+  if (half_ && !line.contains("run")) return NoReceipt();
+  half_ = false;
+  // The hashes are of what was parsed: a key that is there twice, or a space,
+  // isn't in it.
+  if (JsonText(line) != text) {
+    return Changed(number_, StepOfReceipt(line),
+                   "isn't as the run wrote it: its bytes aren't those of what "
+                   "it says (a key that is there twice, a space, another end "
+                   "of the line)");
+  }
+  const absl::Status status = receipts_.chain.Check(line);
+  if (!status.ok()) {
+    return Changed(
+        number_, StepOfReceipt(line),
+        absl::StrCat("isn't as the run wrote it, or a line before it isn't: ",
+                     status.message()));
+  }
+  if (use_ != nullptr) use_(std::move(line));
+  return absl::OkStatus();
+}
+
+absl::Status LinesOfReceipts::End() const {
+  return half_ && half_ended_ ? NoReceipt() : absl::OkStatus();
+}
+
+// Without `lines`, which `use` gets.
+absl::StatusOr<Receipts> ReadLines(const std::string& folder,
+                                   const std::function<void(Line)>& use) {
   const std::string path = absl::StrCat(folder, "/", kReceiptsFile);
   if (!PathExists(path)) {
     return absl::NotFoundError(absl::StrCat(path, ": no such file"));
   }
-  std::ifstream file(path);
-  ReceiptChain chain;
-  int64_t number = 0;
-  int64_t torn = 0;  // the line before, if it isn't whole
-  for (std::string text; std::getline(file, text);) {
-    ++number;
-    Line line = ParseJson<Line>(text);
-    const bool whole = line.is_object();
-    absl::Status status;
-    if (torn > 0 && !(whole && line.contains("run"))) {
-      number = torn;
-      status = absl::DataLossError("is no receipt");
-    } else if (whole) {
-      status = chain.Check(line);
-    } else if (file.eof()) {
-      break;  // a process died while it wrote it, or still writes it
-    } else {
-      // Likewise, if the next one is of a process that went on.
-      torn = number;
-      continue;
-    }
-    if (!status.ok()) {
-      const int64_t step = torn > 0 && !whole ? -1 : StepOfReceipt(line);
-      return absl::DataLossError(absl::StrCat(
-          path, ": line ", number,
-          step < 0 ? "" : absl::StrCat(", of step ", step, ","), " ",
-          status.message(),
-          ": it, or a line before it, isn't what the run has written"));
-    }
-    torn = 0;
-    if (use != nullptr) use(std::move(line));
+  // A pipe or a device would keep whoever reads it waiting.
+  if (!IsRegularFile(path)) {
+    return WithCode(
+        absl::DataLossError(absl::StrCat(
+            path,
+            " isn't a file: put the file as the run wrote it in its place")),
+        "receipts/chain");
   }
-  if (torn > 0) {
-    return absl::DataLossError(absl::StrCat(path, ": line ", torn,
-                                            " is no receipt: it isn't what the "
-                                            "run has written"));
+  MapOptions options;
+  options.in_order = options.may_be_empty = true;
+  CAPSTAN_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(path, options));
+  LinesOfReceipts lines(path, use);
+  absl::string_view rest = file->bytes();
+  while (!rest.empty()) {
+    const size_t end = rest.find('\n');
+    CAPSTAN_RETURN_IF_ERROR(
+        lines.Take(std::string(rest.substr(0, end)), end != rest.npos));
+    rest.remove_prefix(end == rest.npos ? rest.size() : end + 1);
   }
-  if (file.bad() || (number == 0 && !file.eof())) {
-    return absl::DataLossError(absl::StrCat(path, " can't be read"));
-  }
-  return chain;
+  CAPSTAN_RETURN_IF_ERROR(lines.End());
+  CAPSTAN_RETURN_IF_ERROR(file->Check());
+  return std::move(lines.receipts());
+}
+
+}  // namespace
+
+absl::StatusOr<ReceiptChain> ReadReceipts(
+    const std::string& folder, const std::function<void(Line)>& use) {
+  CAPSTAN_ASSIGN_OR_RETURN(Receipts receipts, ReadLines(folder, use));
+  return std::move(receipts.chain);
 }
 
 absl::StatusOr<Receipts> ReadReceipts(const std::string& folder) {
-  Receipts receipts;
-  CAPSTAN_ASSIGN_OR_RETURN(receipts.chain,
-                           ReadReceipts(folder, [&receipts](Line line) {
-                             receipts.lines.push_back(std::move(line));
+  std::vector<Line> lines;
+  CAPSTAN_ASSIGN_OR_RETURN(Receipts receipts,
+                           ReadLines(folder, [&lines](Line line) {
+                             lines.push_back(std::move(line));
                            }));
+  receipts.lines = std::move(lines);
   return receipts;
 }
 

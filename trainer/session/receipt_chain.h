@@ -83,8 +83,9 @@ std::string ReceiptText(const ReceiptChain::Line& line, const std::string& key);
 
 // Reads a run's folder, checks all lines, and calls `use` with each, in order;
 // it may be null. An incomplete line, which a killed process leaves at the end
-// or before the line of the next one, is passed over. NOT_FOUND: the folder has
-// none. DATA_LOSS names the file, the line, its step and what doesn't hold.
+// or before the line of the next one, is passed over; any other must be what a
+// run writes, to the byte. NOT_FOUND: the folder has none. DATA_LOSS names the
+// file, the line, its step and what doesn't hold.
 absl::StatusOr<ReceiptChain> ReadReceipts(
     const std::string& folder,
     const std::function<void(ReceiptChain::Line)>& use);
@@ -92,6 +93,8 @@ absl::StatusOr<ReceiptChain> ReadReceipts(
 struct Receipts {
   ReceiptChain chain;
   std::vector<ReceiptChain::Line> lines;
+  // Those that were passed over, counted from 1.
+  std::vector<int64_t> half_lines;
 };
 absl::StatusOr<Receipts> ReadReceipts(const std::string& folder);
 

@@ -18,6 +18,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "base/digest.h"
+#include "base/error_code.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/random.h"
@@ -109,6 +110,15 @@ uint64_t DigestOfRows(const Batch& batch) {
   return sum;
 }
 
+uint64_t ReceiptDigest(const std::string& kind, const std::string& parameter,
+                       int64_t begin, const at::Tensor& elements) {
+  const uint64_t key = RandomKey(0, absl::StrCat(kind, "/", parameter));
+  return DigestOf(elements,
+                  static_cast<int64_t>(key + static_cast<uint64_t>(begin)));
+}
+
+std::string ReceiptDigestText(uint64_t digest) { return Hex(digest); }
+
 RunReceipts::RunReceipts(Session* session, const DataOrder& order)
     : session_(*session), samples_(order) {}
 
@@ -119,12 +129,9 @@ absl::Status RunReceipts::Digest(StateDigest* digest) {
     CheckpointParts parts = session_.Checkpointed();
     parts.plugins.clear();  // they differ between ranks
     for (const StatePiece& piece : OwnedPieces(parts)) {
-      const std::string& kind = piece.range.kind;
-      const uint64_t key =
-          RandomKey(0, absl::StrCat(kind, "/", piece.range.parameter));
-      sums[kind == kMasterKind ? 1 : 2] += DigestOf(
-          piece.elements,
-          static_cast<int64_t>(key + static_cast<uint64_t>(piece.range.begin)));
+      const ManifestRange& range = piece.range;
+      sums[range.kind == kMasterKind ? 1 : 2] += ReceiptDigest(
+          range.kind, range.parameter, range.begin, piece.elements);
     }
     return absl::OkStatus();
   });
@@ -179,13 +186,15 @@ absl::Status RunReceipts::BeginChain(const StateDigest& state) {
   }
   const ReceiptChain::Known* const known = chain_.Find(step);
   if (known != nullptr && known->weights != Hex(state.weights)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        path,
-        ": the weights with which the run goes on aren't those that it "
-        "had after step ",
-        step,
-        ": the checkpoint has changed since; take an "
-        "earlier one, or move the file away to begin a new chain"));
+    return WithCode(
+        absl::FailedPreconditionError(absl::StrCat(
+            path,
+            ": the weights with which the run goes on aren't those that it "
+            "had after step ",
+            step,
+            ": the checkpoint has changed since; take an "
+            "earlier one, or move the file away to begin a new chain")),
+        "receipts/differs");
   }
   if (known == nullptr && !chain_.chain().empty()) {
     session_.Note(absl::StrCat(path, " has no line of step ", step,

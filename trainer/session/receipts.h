@@ -5,6 +5,8 @@
 #ifndef CAPSTAN_TRAINER_SESSION_RECEIPTS_H_
 #define CAPSTAN_TRAINER_SESSION_RECEIPTS_H_
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -24,6 +26,13 @@ namespace capstan {
 // the run and of its contents without padding: a step's is the sum of those of
 // all its micro-batches, however they are divided.
 uint64_t DigestOfRows(const Batch& batch);
+
+// What elements of a parameter's state, which begin at its element `begin`, add
+// to a line's digest, modulo 2^64: of kMasterKind to that of the weights.
+uint64_t ReceiptDigest(const std::string& kind, const std::string& parameter,
+                       int64_t begin, const at::Tensor& elements);
+// The digest as a line has it.
+std::string ReceiptDigestText(uint64_t digest);
 
 // Writes a run's receipts. Every rank has one; rank 0 writes.
 class RunReceipts {

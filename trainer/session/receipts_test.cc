@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <string>
@@ -11,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "base/error_code.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "trainer/session/receipt_chain.h"
@@ -18,7 +21,10 @@
 namespace capstan {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using Line = ReceiptChain::Line;
 
 Line Begin(int64_t step, const std::string& strategy,
@@ -117,6 +123,59 @@ TEST_F(ReceiptsFileTest, WhatWasWrittenHolds) {
   const auto again = Read(torn);
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->chain.chain(), chain_.chain());
+  EXPECT_THAT(read->half_lines, IsEmpty());
+  EXPECT_THAT(again->half_lines, ElementsAre(4));
+  // Or one that still writes.
+  Read(lines_).IgnoreError();
+  std::ofstream(folder_ + "/receipts.jsonl", std::ios::app)
+      << lines_[1].substr(0, 9);
+  const auto growing = ReadReceipts(folder_);
+  ASSERT_TRUE(growing.ok()) << growing.status();
+  EXPECT_THAT(growing->half_lines, ElementsAre(7));
+}
+
+// Which the hashes, of what the line says, don't see.
+TEST_F(ReceiptsFileTest, BytesThatTheRunDidNotWriteAreToldByLine) {
+  for (size_t i = 0; i < lines_.size(); ++i) {
+    const std::string& line = lines_[i];
+    const std::string key = line.substr(1, line.find(':') - 1);
+    std::string escaped = line;
+    escaped.replace(escaped.find("\"weights\""), 2, "\"\\u0077");
+    for (const std::string& changed :
+         {absl::StrCat("{", key, ":7,", line.substr(1)),
+          absl::StrCat(line, "\r"), absl::StrCat(line, " "),
+          absl::StrCat("{ ", line.substr(1)), escaped}) {
+      ASSERT_EQ(ParseJson<Line>(changed), ParseJson<Line>(line)) << changed;
+      std::vector<std::string> lines = lines_;
+      lines[i] = changed;
+      const absl::Status status = Read(lines).status();
+      EXPECT_THAT(
+          std::string(status.message()),
+          AllOf(HasSubstr(absl::StrCat("receipts.jsonl: line ", i + 1, " (")),
+                HasSubstr("its bytes aren't those of what it says")))
+          << changed;
+      EXPECT_EQ(CodeOf(status), "receipts/chain");
+    }
+  }
+}
+
+TEST_F(ReceiptsFileTest, WhatIsNoFileIsRefusedAtOnce) {
+  const std::string path = folder_ + "/receipts.jsonl";
+  RemoveTree(path).IgnoreError();
+  for (const char* device : {"", "/dev/full", "/dev/zero", "/tmp"}) {
+    if (*device == '\0') {
+      ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+    } else {
+      ASSERT_EQ(symlink(device, path.c_str()), 0);
+    }
+    const absl::Status status = ReadReceipts(folder_).status();
+    EXPECT_EQ(status.message(),
+              absl::StrCat(path,
+                           " isn't a file: put the file as the run wrote "
+                           "it in its place"));
+    EXPECT_EQ(CodeOf(status), "receipts/chain");
+    ASSERT_EQ(unlink(path.c_str()), 0);
+  }
 }
 
 // Any changed character, line left out, repeated or moved is told, with the
@@ -158,7 +217,14 @@ TEST_F(ReceiptsFileTest, WhatWasChangedIsToldByLine) {
           std::string()}) {
       std::vector<std::string> garbled = lines_;
       garbled[i] = other;
-      EXPECT_FALSE(Read(garbled).ok()) << i << other;
+      // Half of the line before a process's first is passed over.
+      EXPECT_THAT(
+          std::string(Read(garbled).status().message()),
+          HasSubstr(i == 2 ? "line 4 (step 1) isn't as the run wrote it"
+                           : absl::StrCat("line ", i + 1,
+                                          " isn't as the run wrote it: it is "
+                                          "no receipt")))
+          << i << other;
       std::vector<std::string> more = lines_;
       more.insert(more.begin() + i + 1, other);
       // Only before a process's first line may there be half of one.
@@ -167,7 +233,8 @@ TEST_F(ReceiptsFileTest, WhatWasChangedIsToldByLine) {
   }
   const auto step = Read({lines_[0], lines_[2]});
   EXPECT_THAT(std::string(step.status().message()),
-              HasSubstr("line 2, of step 2, follows no line of step 1"));
+              HasSubstr("line 2 (step 2) isn't as the run wrote it, or a line "
+                        "before it isn't: it follows no line of step 1"));
 }
 
 Batch BatchOf(const std::vector<std::vector<int64_t>>& rows, int64_t length,

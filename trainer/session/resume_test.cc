@@ -80,11 +80,11 @@ TEST(ResumeBatchTest, AGlobalBatchThatIsSetWins) {
 TEST(ResumeBatchTest, RanksThatDontDivideItShareItNearlyEvenly) {
   Batching batch = BatchOf(2, 0);
   EXPECT_THAT(Keep(12, 5, &batch),
-              HasSubstr("12 = micro 1 x 5 ranks x accumulation 3"));
+              HasSubstr("12, at most micro 1 x 5 ranks x accumulation 3"));
   ExpectBatch(batch, 1, 12);
   batch = BatchOf(6, 0);
   EXPECT_THAT(Keep(12, 5, &batch),
-              AllOf(HasSubstr("12 = micro 3 x 5 ranks x accumulation 1"),
+              AllOf(HasSubstr("12, at most micro 3 x 5 ranks x accumulation 1"),
                     HasSubstr("micro_batch_size 6")));
 }
 
@@ -92,7 +92,7 @@ TEST(ResumeBatchTest, RanksThatDontDivideItShareItNearlyEvenly) {
 TEST(ResumeBatchTest, ADeterministicRunKeepsTheMicroBatch) {
   Batching batch = BatchOf(6, 0);
   EXPECT_THAT(Keep(12, 3, &batch, /*deterministic=*/true),
-              HasSubstr("12 = micro 6 x 3 ranks x accumulation 1"));
+              HasSubstr("12, at most micro 6 x 3 ranks x accumulation 1"));
   ExpectBatch(batch, 6, 12);
 }
 

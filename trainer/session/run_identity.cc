@@ -443,6 +443,29 @@ bool SameFactors(const RunIdentity& earlier, const RunIdentity& mine,
   return capstan::SameFactors(was, was_steps, is, is_steps, optimizer_steps);
 }
 
+// What to say if another train.max_steps alone may have made the schedule
+// another, by scaling parts of it (ScheduleFit); "": it hasn't.
+std::string ScaledSchedule(const RunIdentity& earlier,
+                           const RunIdentity& mine) {
+  const auto rest = [](const RunIdentity& identity) {
+    Schedule schedule;
+    const auto text = identity.find(kSchedule);
+    if (text != identity.end()) {
+      google::protobuf::TextFormat::ParseFromString(text->second, &schedule);
+    }
+    schedule.clear_warmup_steps();
+    schedule.clear_warmup_ratio();
+    schedule.clear_decay_steps();
+    schedule.clear_decay_ratio();
+    return schedule.ShortDebugString();
+  };
+  if (Same(earlier, mine, kMaxSteps) || rest(earlier) != rest(mine)) return "";
+  return absl::StrCat(kMaxSteps, ": ", ShownIn(earlier, kMaxSteps), " -> ",
+                      ShownIn(mine, kMaxSteps),
+                      " may be why, as a shorter run's warmup_steps and "
+                      "decay_steps are scaled down with it");
+}
+
 }  // namespace
 
 void SetMaxSteps(int64_t max_steps, RunIdentity* identity) {
@@ -577,6 +600,11 @@ absl::StatusOr<std::vector<std::string>> CompareIdentities(
     return changes.notes;
   }
   std::vector<std::string> what_to_do = {HowToResume(changes.names)};
+  if (std::find(changes.names.begin(), changes.names.end(), kSchedule) !=
+      changes.names.end()) {
+    const std::string scaled = ScaledSchedule(earlier, mine);
+    if (!scaled.empty()) what_to_do.insert(what_to_do.begin(), scaled);
+  }
   what_to_do.insert(what_to_do.end(), misspelt.begin(), misspelt.end());
   return WithCode(absl::FailedPreconditionError(absl::StrCat(
                       "the run in ", checkpoint,

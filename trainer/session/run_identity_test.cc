@@ -175,6 +175,29 @@ TEST(RunIdentityTest, AScheduleMayChangeWhereTheRunHasntBeen) {
                         "decay_steps: 6"));
 }
 
+// The schedule of a shorter run is scaled before they are compared.
+TEST(RunIdentityTest, FewerStepsAreNamedAsTheCauseOfAnotherWarmUp) {
+  RunIdentity earlier = Earlier(), mine = Earlier();
+  earlier["train.max_steps"] = "60";
+  earlier["schedule"] = "kind: COSINE warmup_steps: 50";
+  mine["train.max_steps"] = "45";
+  mine["schedule"] = "kind: COSINE warmup_steps: 3";
+  const auto refused = [&] {
+    return std::string(CompareIdentities("out", earlier, mine, kDone, Train())
+                           .status()
+                           .message());
+  };
+  EXPECT_THAT(refused(),
+              AllOf(HasSubstr("warmup_steps: 3: train.max_steps: 60 "
+                              "-> 45 may be why"),
+                    HasSubstr("resume_with_changes: [\"schedule\"]")));
+  mine["schedule"] = "kind: LINEAR warmup_steps: 3";
+  EXPECT_THAT(refused(), Not(HasSubstr("may be why")));
+  mine["schedule"] = "kind: COSINE warmup_steps: 3";
+  mine["train.max_steps"] = "60";
+  EXPECT_THAT(refused(), Not(HasSubstr("may be why")));
+}
+
 TEST(RunIdentityTest, MoreStepsAreNotedWhereTheyStretchTheSchedule) {
   RunIdentity mine = Earlier();
   mine["train.max_steps"] = "20";

@@ -117,6 +117,7 @@ class RunUploaderTest : public ::testing::Test {
     Write(name + "state-0", bytes);
     Write(name + "state-1", bytes);
     Manifest manifest;
+    manifest.train_state.step = step;
     manifest.config_text = bytes;
     for (const char* file : {"state-0", "state-1"}) {
       manifest.files.push_back({file, static_cast<int64_t>(bytes.size()), {}});
