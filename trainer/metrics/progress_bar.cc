@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "trainer/metrics/console.h"
 
@@ -209,11 +210,13 @@ void ProgressBar::Step(const StepMetrics& metrics) {
   progress_.evaluated = -1.0;
   progress_.step = metrics.step;
   progress_.loss = metrics.loss;
-  progress_.metric.clear();
-  if (!metrics.tagged.empty()) {
-    const auto& [tag, value] = metrics.tagged.front();
-    progress_.metric =
-        absl::StrFormat("%s %.4f", absl::StripPrefix(tag, "train/"), value);
+  // The objective's first; what else a step has, a witness's failures say,
+  // isn't to stay in the line.
+  for (const auto& [tag, value] : metrics.tagged) {
+    absl::string_view name = tag;
+    if (!absl::ConsumePrefix(&name, "train/")) continue;
+    progress_.metric = absl::StrFormat("%s %.4f", name, value);
+    break;
   }
   progress_.lr = metrics.lr;
   progress_.skipped += metrics.skipped ? 1 : 0;

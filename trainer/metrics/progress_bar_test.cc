@@ -226,7 +226,9 @@ TEST_F(ProgressBarTest, KeepsTheObjectivesMetric) {
   metrics.tagged = {{"train/reward", 0.25}, {"train/entropy", 2.0}};
   bar.Step(metrics);
   EXPECT_THAT(TakeScreen(), HasSubstr("  reward 0.2500  lr"));
-  bar.Step(AtStep(2));
+  metrics = AtStep(2);
+  metrics.tagged = {{"witness_failures", 1.0}};
+  bar.Step(metrics);
   bar.End();
   EXPECT_THAT(TakeScreen(), HasSubstr("  reward 0.2500  lr"));
 }
