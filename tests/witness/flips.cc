@@ -11,6 +11,8 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -39,7 +41,8 @@ struct State {
   FlipOptions options;
   int rank = 0;
   std::ofstream log;
-  int64_t step = 1;  // that is under way
+  std::set<int64_t> steps_before;  // that had their flip
+  int64_t step = 1;                // that is under way
   // Of this step, and of a whole one before.
   int64_t products = 0, products_before = 0;
   int64_t kept = 0, kept_before = 0;
@@ -52,6 +55,7 @@ struct State {
   bool on() const {
     return options.first_step > 0 && step >= options.first_step &&
            step <= options.last_step && !done &&
+           steps_before.count(step) == 0 &&
            (options.period == 1 ||
             step % options.period ==
                 (planned().kind == FlipKind::kWeights ? 1 : 0));
@@ -419,9 +423,14 @@ void BeginFlips(const FlipOptions& options, int rank) {
   State& s = state();
   s.options = options;
   s.rank = rank;
-  if (options.first_step > 0) {
-    s.log.open(options.log + "." + std::to_string(rank));
+  if (options.first_step == 0) return;
+  const std::string path = options.log + "." + std::to_string(rank);
+  // Of this rank before it was started again.
+  std::ifstream before(path);
+  for (std::string line; std::getline(before, line);) {
+    s.steps_before.insert(std::stoll(line));
   }
+  s.log.open(path, std::ios::app);
 }
 
 // ---- In the place of the core's.
@@ -480,6 +489,7 @@ absl::Status UpdateShard(absl::string_view plugin, int64_t run_step,
     PlannedFlip flip = s.planned();
     s.Log("memory", FlipIn(shard.master, flip));
     flip.where += 16;
+    ++flip.bit;  // the same would leave the parity as it was
     if (s.options.two_words) FlipIn(shard.master, flip);
   }
   return absl::OkStatus();

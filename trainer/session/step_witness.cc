@@ -37,6 +37,7 @@ int64_t ElementOf(const at::Tensor& t, const void* memory) {
 std::string LeftOut(const Session& session) {
   const Train& train = session.config.train();
   const int64_t every = std::max<int64_t>(1, train.witness().every_steps());
+  if (session.first_step >= session.max_steps) return "";
   if (session.first_step / every == session.max_steps / every) {
     return absl::StrCat("WARNING: train.witness checks one step of ", every,
                         ", and none of those that are left, ",

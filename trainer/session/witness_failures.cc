@@ -38,7 +38,8 @@ WitnessFailures::WitnessFailures(Session* session)
       hosts_(session_.config.train().witness()) {}
 
 absl::Status WitnessFailures::Begin() {
-  if (!hosts_.counts() || session_.first_step == 0) return absl::OkStatus();
+  const bool goes_on = session_.first_step > 0 || session_.Restarted();
+  if (!hosts_.counts() || !goes_on) return absl::OkStatus();
   const absl::StatusOr<std::string> mine =
       session_.group->rank() == 0 ? ReadWholeFile(HostsFile(session_)) : "";
   CAPSTAN_ASSIGN_OR_RETURN(
@@ -152,6 +153,9 @@ absl::Status WitnessFailures::Judge(const std::vector<Told>& all,
   if (session_.group->rank() == 0) {
     ReplaceFile(HostsFile(session_), hosts_.Text()).IgnoreError();
   }
+  // None may end itself before, which would end the others.
+  CAPSTAN_RETURN_IF_ERROR(
+      Agree(*session_.group, absl::OkStatus(), "note the failures of a host"));
   return worst == nullptr ? absl::OkStatus()
                           : LeaveOut(worst->host, worst->node);
 }
