@@ -335,7 +335,7 @@ def capstan_plugin(
         where several plugins' code is linked into one program, goes into the
         shared library alone.
       hdrs: default: the folder's .h files that aren't for tests.
-      alone: see cc_library.
+      alone: of code and tests: see cc_library.
       deps: what the code needs beside the SDK.
       keyword: see capstan_proto.
       proto_imports: see capstan_proto's `imports`.
@@ -402,6 +402,16 @@ def capstan_plugin(
             ["*_test.cc"],
             exclude = ["conformance_test.cc"],
         )
+    joined = [] if _SDK.workspace_root else [test for test in tests if test not in alone]
+    if len(joined) > 1:
+        joined_tests(
+            name = name + "_tests",
+            tests = [test[:-len(".cc")] for test in joined],
+            hdrs = headers_of_tests,
+            data = test_data,
+            deps = [":" + code] + test_deps,
+        )
+        tests = [test for test in tests if test in alone]
     for test in tests:
         capstan_test(
             name = test[:-len(".cc")],
@@ -429,6 +439,9 @@ def _test_pch():
             return "plain_test", "-O0"
     return "test", "-O1"
 
+def _core_of_tests():
+    return "//trainer:desk" if native.package_name().startswith("desk/") else _CORE
+
 def capstan_test(name, srcs, deps = [], size = "small", **kwargs):
     """A googletest against the core's shared library.
 
@@ -443,7 +456,7 @@ def capstan_test(name, srcs, deps = [], size = "small", **kwargs):
         linkstatic = True,
         size = size,
         deps = deps + _pch_deps(pch) + [
-            "//trainer:desk" if native.package_name().startswith("desk/") else _CORE,
+            _core_of_tests(),
             "@system//:gtest_main",
         ],
         **kwargs
@@ -464,3 +477,83 @@ def program_test(name, deps = [], **kwargs):
         deps = deps + _pch_deps("plain_test"),
         **kwargs
     )
+
+# An edit of one compiles the others, too.
+_JOINED_TESTS = 8
+
+def _joined_test_impl(ctx):
+    program = ctx.attr.program
+    test = ctx.actions.declare_file(ctx.label.name)
+    ctx.actions.symlink(output = test, target_file = ctx.executable.program, is_executable = True)
+    runfiles = ctx.runfiles(files = ctx.files.data)
+    for target in [program] + ctx.attr.data:
+        runfiles = runfiles.merge(target[DefaultInfo].default_runfiles)
+    return [DefaultInfo(executable = test, runfiles = runfiles)]
+
+_joined_test = rule(
+    doc = "A program by the name of one of its tests, by which it runs that one's.",
+    implementation = _joined_test_impl,
+    test = True,
+    attrs = {
+        "data": attr.label_list(allow_files = True),
+        "program": attr.label(executable = True, cfg = "target"),
+    },
+)
+
+def joined_tests(name, tests, hdrs = [], deps = [], data = [], program = False, **kwargs):
+    """Googletests, a target and a source each, of which several are one program.
+
+    They are compiled as one object, in a namespace each, and linked once;
+    tests/testing/joined_main.cc runs those of one source. Not for sources
+    that can't share a program: for two plugins that they link, or for what they
+    do before main (kernels/plain_products_for_test.h). With --define=join=off
+    each is compiled and linked for itself.
+
+    Args:
+      name: a part of the programs' names.
+      tests: x_test for x_test.cc; with attributes of its own a pair,
+        ("x_test", {"shard_count": 4}).
+      hdrs: what the sources include of the package.
+      deps: as cc_test's, of all.
+      data: as cc_test's, of all.
+      program: like program_test, else like capstan_test.
+      **kwargs: of all.
+    """
+    pch, level = ("plain_test", "-O0") if program else _test_pch()
+    tests = [test if type(test) == "tuple" else (test, {}) for test in tests]
+    options = {
+        "copts": [level] + _pch_copts(pch),
+        "deps": deps + _pch_deps(pch) + ["//tests/testing:joined_main"] +
+                ([] if program else [_core_of_tests()]),
+        # Built where a test takes it.
+        "tags": ["manual"],
+        "testonly": True,
+        "visibility": ["//visibility:private"],
+    }
+    count = (len(tests) + _JOINED_TESTS - 1) // _JOINED_TESTS
+    for i in range(count):
+        joined = "%s_joined_%d" % (name, i)
+        some = tests[len(tests) * i // count:len(tests) * (i + 1) // count]
+        native.genrule(
+            name = joined + "_source",
+            srcs = [test + ".cc" for test, _ in some],
+            outs = [joined + ".cc"],
+            cmd = "for source in $(SRCS); do sed -e \"1i #line 1 \\\"$$source\\\"\"" +
+                  " -e \"s/^namespace {$$/namespace { namespace $$(basename $$source .cc) {/\"" +
+                  " -e 's|^}  // namespace$$|}}|' $$source; done > $@",
+            visibility = ["//visibility:private"],
+        )
+        native.cc_binary(name = joined, srcs = [joined + ".cc"] + hdrs, **options)
+        for test, attributes in some:
+            native.cc_binary(name = test + "_alone", srcs = [test + ".cc"] + hdrs, **options)
+            attributes = dict(kwargs, **attributes)
+            _joined_test(
+                name = test,
+                data = data + attributes.pop("data", []),
+                program = select({
+                    _SEPARATE: test + "_alone",
+                    "//conditions:default": joined,
+                }),
+                size = attributes.pop("size", "small"),
+                **attributes
+            )

@@ -389,7 +389,7 @@ TEST(PluginPathTest, MustBeAFolder) {
   }
 }
 
-TEST(HelpTest, OfEachCommand) {
+TEST(CommandHelpTest, OfEachCommand) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"--help"}, "--config"},
       {{"train", "--help"}, "--set"},
@@ -409,7 +409,7 @@ TEST(HelpTest, OfEachCommand) {
             HasSubstr("plugins"), HasSubstr("env")));
 }
 
-TEST(HelpTest, WrongCommandLines) {
+TEST(CommandHelpTest, WrongCommandLines) {
   for (const std::vector<std::string>& args :
        std::vector<std::vector<std::string>>{
            {"trian"}, {"--confg=x"}, {"generate"}, {"env", "--config=x"}}) {

@@ -175,7 +175,7 @@ TEST(LsTest, AFoldersNameNeedntBeUtf8) {
 
 // A disk that is full when a step's line is written and has room when the step
 // is saved: the line must not be lost.
-TEST(FullDiskTest, AStepWithoutItsLineIsNotSaved) {
+TEST(SaveOnFullDiskTest, AStepWithoutItsLineIsNotSaved) {
   const RunText run = SmallRun("ddp")
                           .Train("max_steps: 4 save_every: 1 resume: AUTO")
                           .Output(NewTestFolder("run") + "/out");
